@@ -67,10 +67,11 @@ class Replay:
                 raise ReplayDiffers(f"step {expected.step}: a plan came too early")
         self._catch_up(Tick(expected.now_ms, expected.requests_cursor, expected.outputs_cursor))
         found = self.core.schedule(expected.now_ms)
+        same = found
         if found is not None and not expected.preemptions:
             # Versions that wrote none made recordings, too; the other fields show the same.
-            found = replace(found, preemptions=())
-        if found is None or found != expected:  # as they would be written now
+            same = replace(found, preemptions=())
+        if found is None or same != expected:  # as they would be written now
             raise ReplayDiffers(f"step {expected.step}: the plan is another one: {found}")
         return found
 

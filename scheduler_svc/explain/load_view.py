@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 
 from scheduler_svc.explain.timeline import listed
-from shared.codec import IntArray
 from shared.messages.outputs import RequestState
 from shared.outputs_log.events import Step
 
@@ -63,11 +62,6 @@ class LoadView:
         if request is not None:
             for handle in request.handles.values():
                 self._by_handle.pop(handle, None)
-
-    def owners(self, handles: IntArray, unknown: str | None = None) -> set[str]:
-        """Ids of the requests that have these handles; ``unknown`` for others."""
-        found = {self._by_handle.get(handle, unknown) for handle in handles.tolist()}
-        return {owner for owner in found if owner is not None}
 
     def ahead_of(self, request_id: str) -> list[str]:
         """Ids of requests that wait and are admitted before this one."""

@@ -5,7 +5,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from scheduler_svc.core.config import ProtocolError
-from scheduler_svc.core.events import Preempted
 from scheduler_svc.explain.merged_logs import LoggedMessage, Logs, Planned
 from scheduler_svc.recording import BadRecording, EntryFrame, EpochFrame, PlanFrame, read_frames
 from scheduler_svc.replay import Replay, ReplayDiffers
@@ -94,9 +93,8 @@ def _plan(frame: PlanFrame, epoch: int, replay: Replay | None, logs: Logs) -> Re
             logs.unknown.append(f"preemptions from here on, in epoch {epoch}: {error}")
             replay = None
         else:
-            taken = replay.core.take_events()
-            preemptions = tuple(event for event in taken if isinstance(event, Preempted))
-            logs.plans.append(Planned(epoch, plan, preemptions))
+            replay.core.take_events()
+            logs.plans.append(Planned(epoch, plan))
             return replay
     try:
         logs.plans.append(Planned(epoch, decode_as(StepPlan, frame.plan)))

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from scheduler_svc.core.events import Preempted
 from scheduler_svc.explain.entry_times import Clock
 from scheduler_svc.explain.request_commands import RequestCommands
 from scheduler_svc.explain.request_tracker import RequestTracker
@@ -39,7 +38,6 @@ class Planned:
 
     epoch: int
     plan: StepPlan
-    preemptions: tuple[Preempted, ...] | None = None  # None: it was not replayed
 
 
 @dataclass(slots=True)
@@ -59,7 +57,13 @@ class Logs:
 
     def request_ids(self) -> set[str]:
         """All requests that the logs name."""
-        return {
+        preempted = {
+            found
+            for planned in self.plans
+            for preemption in planned.plan.preemptions
+            for found in (preemption.request_id, preemption.by)
+        }
+        return preempted | {
             found
             for logged in (*self.requests, *self.outputs)
             if (found := _request_id(logged.message)) is not None
@@ -102,7 +106,6 @@ class _LogMerger:
         self._reader = OutputsReader()
         self._requests = deque(logs.requests)
         self._plans = deque(logs.plans)
-        self._replayed = bool(logs.plans) and all(p.preemptions is not None for p in logs.plans)
 
     def take(self, logged: LoggedMessage) -> None:
         """Take the next message of outputs."""
@@ -124,7 +127,7 @@ class _LogMerger:
             self._plan(self._plans.popleft())
         while self._requests:
             self._commands.take(*self._requests.popleft())
-        self._tracker.close(self._replayed)
+        self._tracker.close()
 
     def _plan_until(self, epoch: int, step: int) -> None:
         plans = self._plans
@@ -134,7 +137,7 @@ class _LogMerger:
     def _plan(self, planned: Planned) -> None:
         self._apply_requests_until(EntryId.parse(planned.plan.requests_cursor))
         self._clock.planned(planned.plan)
-        self._tracker.plan(planned.plan, planned.preemptions)
+        self._tracker.plan(planned.plan)
 
     def _apply_requests_until(self, cursor: EntryId) -> None:
         while self._requests and self._requests[0].at <= cursor:

@@ -1,32 +1,28 @@
 """Follows one request through the logs and writes its timeline. Pure.
 
-Results show more than tokens. A running sequence has a row in every result, so a missing row is a
-preemption; and an admission has the number of tokens that were still in the pool.
+A plan has the preemptions that it makes, and why. Where plans are gone, results show them: a
+running sequence has a row in every result, so a missing row is a preemption; and an admission has
+the number of tokens that were still in the pool.
 """
-
-from collections.abc import Sequence
 
 import numpy as np
 
 from scheduler_svc.core.config import Preemption
-from scheduler_svc.core.events import Preempted
 from scheduler_svc.explain.load_view import LoadView
 from scheduler_svc.explain.timeline import Kind, Timeline, When, asked_for, counted, listed, size_of
 from scheduler_svc.explain.tracked_request import (
-    HAS_BLOCKS,
     STATUS,
     Phase,
     TrackedChoice,
     TrackedRequest,
 )
+from shared.engine_view.marks import words_of_preemption
 from shared.messages.endings import FinishReason
 from shared.messages.outputs import BeamsEnded, ChoiceEnded, RequestEnded, RequestState
-from shared.messages.plans import EpochStarted, StepPlan
+from shared.messages.plans import EpochStarted, PlannedPreemption, StepPlan
 from shared.outputs_log.events import Damaged, Gap, OutputsEvent, Step
 
 _BY_UNKNOWN = "by whom its plan would tell, which has been trimmed"
-UNNAMED = "one with handles that only plans name"
-
 
 _P = Phase
 
@@ -53,14 +49,8 @@ class RequestTracker:
         self._was_admitted = False
         self._kind_unknown = False  # of the last preemption
 
-    def close(self, is_replayed: bool) -> None:
-        """End the timeline with the status at the end of the logs.
-
-        Args:
-            is_replayed: the plans were replayed, so that every preemption is known.
-        """
-        if self.request.is_search and not is_replayed:
-            self._timeline.note_unknown("preemptions of a beam search: results do not show them")
+    def close(self) -> None:
+        """End the timeline with the status at the end of the logs."""
         tokens = listed([str(n) for n in self.request.num_tokens.values()])
         told = (
             f", {tokens} tokens generated"
@@ -180,72 +170,52 @@ class RequestTracker:
 
     # ------------------------------------------------------------------- steps
 
-    def plan(self, plan: StepPlan, preemptions: Sequence[Preempted] | None) -> None:
-        """Take the plan whose result comes next.
-
-        Args:
-            preemptions: those that a replay of it shows; None: it was not replayed.
-        """
+    def plan(self, plan: StepPlan) -> None:
+        """Take the plan whose result comes next."""
         # Plans in flight are made before the results that come before theirs are known.
         events = self._timeline.events
         when = When(max(plan.now_ms, events[-1].when.at_ms if events else 0))
         self._planned = (plan.step, When(plan.now_ms))
-        if preemptions is not None:
-            for preempted in preemptions:
-                if preempted.request_id == self._request_id:
-                    self._preempted(preempted, plan.step, when)
-            return
-        mine = self.request.handles()
-        if self.request.phase in HAS_BLOCKS and np.isin(plan.retired, mine).any():
-            handles = np.concatenate([plan.grown_handles, plan.replaced_handles])
-            by = self._load.owners(handles, UNNAMED)
-            by |= self._load.owners(plan.retired)  # that gave up, too, may have wanted more first
-            by -= {self._request_id}
-            if not by or self.request.may_open_block():
-                by.add(self._request_id)
-            self._deduced(plan.step, when, sorted(by), may_swap=len(plan.swap_out_device) > 0)
+        for preemption in plan.preemptions:
+            if preemption.request_id == self._request_id:
+                self._preempted(preemption, plan.step, when)
 
-    def _preempted(self, event: Preempted, step: int, when: When) -> None:
-        by = "itself" if event.by == self._request_id else event.by
-        kept = "kept in the host pool" if event.kind == Preemption.SWAP else "to be computed again"
+    def _preempted(self, found: PlannedPreemption, step: int, when: When) -> None:
+        by = "itself" if found.by == self._request_id else found.by
+        why = words_of_preemption(found, "this request", found.by)
         late = "; its end was known only afterwards" if self.request.phase is _P.ENDED else ""
-        text = f"preempted by {by} in step {step} ({event.kind}): {event.num_tokens} tokens {kept}"
+        text = f"preempted by {by} in step {step} ({found.kind}): it {why}"
         self._timeline.add(
             Kind.PREEMPTED,
             when,
             text + late,
             step=step,
-            by=[event.by],
-            preemption=event.kind,
-            num_tokens=event.num_tokens,
+            by=[found.by],
+            preemption=found.kind,
+            num_tokens=found.num_tokens,
+            num_blocks=found.num_blocks,
+            num_free_blocks=found.num_free_blocks,
+            num_free_host_blocks=found.num_free_host_blocks,
         )
-        if self.request.phase is not _P.ENDED:
+        if self.request.is_open:
             self._wait(when)
             self.request.phase = _P.PREEMPTED
 
-    def _deduced(self, step: int, when: When, by: list[str] | None, may_swap: bool | None) -> None:
-        """Add a preemption that follows from a plan or from a missing row.
-
-        Args:
-            by: the requests that may have needed the blocks; None: not known.
-            may_swap: whether blocks were swapped out in that step; None: not known.
-        """
-        if by is None:
-            whom = _BY_UNKNOWN
-        else:
-            names = ["itself" if name == self._request_id else name for name in by]
-            whom = f"by {names[0]}" if len(names) == 1 else f"by one of {listed(names)}"
+    def _missing_row(self, step: int, when: When) -> None:
+        """Add a preemption that follows from a missing row: its plan is gone."""
         num_tokens = self.request.num_tokens_in_all()
-        kind = Preemption.RECOMPUTE.value if may_swap is False else None
-        text = f"preempted in step {step} with {num_tokens} tokens, {whom}"
-        facts = {"step": step, "by": by, "preemption": kind, "num_tokens": num_tokens}
+        text = f"preempted in step {step} with {num_tokens} tokens, {_BY_UNKNOWN}"
+        facts = {"step": step, "by": None, "preemption": None, "num_tokens": num_tokens}
         self._timeline.add(Kind.PREEMPTED, when, text, **facts)
         self._wait(when)
         self.request.phase = _P.PREEMPTED
-        self._kind_unknown = kind is None
+        self._kind_unknown = True
 
     def _on_step(self, step: Step, when: When) -> None:
         if self.request.is_open:
+            if self.request.is_search and not self._has_plan(step.result.step):
+                what = "preemptions of a beam search in steps whose plans are gone"
+                self._timeline.note_unknown(what)
             self._follow(step, when)
         self._load.computed(step)
 
@@ -264,7 +234,7 @@ class RequestTracker:
         if rows:
             self._sampled(result.step, when)
         elif self.request.phase is _P.RUNNING:
-            self._deduced(result.step, When(when.at_ms, True), None, None)
+            self._missing_row(result.step, When(when.at_ms, True))
         by_handle = {c.handle: n for n, c in self.request.choices.items() if not c.finish_reason}
         for row in rows:
             self.request.choices[by_handle[step.handles[row]]].num_tokens += 1
@@ -272,8 +242,11 @@ class RequestTracker:
             if row in step.ends:
                 self._end_choice(by_handle[step.handles[row]], step.ends[row], when)
 
+    def _has_plan(self, step: int) -> bool:
+        return self._planned is not None and self._planned[0] == step
+
     def _admitted(self, handles: list[int], computed: list[int], step: int, when: When) -> None:
-        if self._planned is not None and self._planned[0] == step:
+        if self._planned is not None and self._has_plan(step):
             when = When(max(self._planned[1].at_ms, self._waits_since_ms))
         total, reused = self.request.num_tokens_of(handles), sum(computed)
         waited_ms = max(0, when.at_ms - self._waits_since_ms)

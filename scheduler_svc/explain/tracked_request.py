@@ -26,7 +26,6 @@ STATUS = {
     Phase.PREEMPTED: "it waits to get its blocks back",
     Phase.ENDED: "it has ended",
 }
-HAS_BLOCKS = frozenset({Phase.PREFILLING, Phase.RUNNING})
 
 
 @dataclass(slots=True)
@@ -115,17 +114,6 @@ class TrackedRequest:
     def num_tokens_in_all(self) -> int:
         """Tokens of all sequences that run."""
         return self.num_tokens_of(self.handles())
-
-    def may_open_block(self) -> bool:
-        """Whether it may have needed a new block itself in the step that is planned.
-
-        Where the latest request needs one that is not there, it is preempted by itself.
-        """
-        handles = self.handles()
-        if self.block_size is None or self.is_search or len(handles) != 1:
-            return True
-        is_at_border = (self.num_tokens_of(handles) - 1) % self.block_size == 0
-        return self.phase is Phase.RUNNING and is_at_border
 
     def kind_of_return(self, handles: Sequence[int], computed: Sequence[int]) -> str:
         """The kind of its preemption, in words, from the tokens that it came back with."""

@@ -147,7 +147,8 @@ class EngineView:
             request.swap_out(plan)
             self._own_hosts(request)
         by = self._number_of(found.by)
-        text = words_of_preemption(found, request.number, by, plan.step)
+        words = words_of_preemption(found, f"#{request.number}", f"#{by}")
+        text = f"step {plan.step}: #{request.number} {words}"
         kind = MarkKind.SWAPPED if is_swap else MarkKind.PREEMPTED
         self._mark(kind, request.number, text)
         for handle in list(request.sequences):

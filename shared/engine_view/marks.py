@@ -38,18 +38,23 @@ class Mark:
         return [self.kind.value, self.at_ms, self.step, self.number, self.text]
 
 
-def words_of_preemption(found: PlannedPreemption, victim: int, by: int, step: int) -> str:
-    """Why a request lost its blocks, as the policy decided."""
+def words_of_preemption(found: PlannedPreemption, victim: str, by: str) -> str:
+    """Why a request lost its blocks, as the policy decided.
+
+    Args:
+        victim: what to call the request.
+        by: what to call the one that needed the blocks.
+    """
     had = f"{found.num_blocks} blocks with {found.num_tokens} tokens"
     if found.is_displaced:
-        why = f"#{by} of a key with nothing running waited, and the key of #{victim} runs most"
-    elif victim == by:
+        why = f"{by} of a key with nothing running waited, and the key of {victim} runs most"
+    elif found.by == found.request_id:
         why = (
             f"it needed a block itself, {found.num_free_blocks} were free, and none ranks below it"
         )
     else:
         why = (
-            f"#{by} needed a block, {found.num_free_blocks} were free, and #{victim} "
+            f"{by} needed a block, {found.num_free_blocks} were free, and {victim} "
             "is the last running request by rank"
         )
     if found.kind == "swap":
@@ -61,7 +66,7 @@ def words_of_preemption(found: PlannedPreemption, victim: int, by: int, step: in
         )
     else:
         how = "they are recomputed, which was wanted or costs less than two copies"
-    return f"step {step}: #{victim} lost {had}: {why}; {how}"
+    return f"lost {had}: {why}; {how}"
 
 
 def words_of_epoch(before: EpochStarted | None, now: EpochStarted) -> str:

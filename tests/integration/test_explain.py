@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -99,11 +100,13 @@ async def test_the_logs_and_a_recording_show_preemptions_and_a_worker_that_ended
 ) -> None:
     recording = tmp_path / "recording"
     engine, engine_id = await serve(redis_bus, llama, recording)
-    bare, replayed = await from_bus(redis_bus, engine_id), from_recording(recording)
-    deduced, exact = stories(bare), stories(replayed)
-    for timeline in (*deduced, *exact):
+    logged, replayed = await from_bus(redis_bus, engine_id), from_recording(recording)
+    kept, exact = stories(logged), stories(replayed)
+    deduced = stories(replace(logged, plans=[]))
+    for timeline in (*kept, *deduced, *exact):
         check(timeline)
     assert len(preemptions(exact)) == engine.num_preemptions()
+    assert preemptions(kept) == preemptions(exact)
     # Without plans a preemption shows only where something was computed of the request before; of
     # one whose prompt was being computed not even the step is known.
     known = set(preemptions(exact))

@@ -51,11 +51,13 @@ async def test_the_past_is_shown_explained_and_run_again(stage: Stage) -> None:
     names = dict(found["names"])
     assert set(names.values()) == {"request1", "request3", "request5"}, "those of the own key"
 
-    number = next(number for number, name in names.items() if name == "request5")
+    number = next(mark[3] for mark in marks if mark[0] == "preempted" and mark[3] in names)
     told = await asked(stage, "past/explain", request=number)
     texts = " ".join(text for _, _, text in told["events"])
     assert "accepted" in texts
-    assert "request4" not in texts, "others have numbers"
+    assert "preempted by" in texts
+    assert "needed a block, 0 were free" in texts
+    assert not any(f"request{other}" in texts for other in (0, 2, 4)), "others have numbers"
     foreign = min(set(range(1_001, 1_010)) - set(names))
     call = f"/ui/past/explain?request={foreign}"
     check_error(await stage.http.get(call, headers=HEADERS), 404)

@@ -1,19 +1,19 @@
-"""Preemptions in a timeline: what is certain, and what is logged not to be."""
+"""Preemptions in a timeline: those of plans, and what follows from results where plans are gone."""
 
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from scheduler_svc.core.events import Preempted
 from scheduler_svc.explain.log_sources import from_recording
 from scheduler_svc.explain.merged_logs import (
     Logs,
     Planned,
     timeline_of,
 )
-from scheduler_svc.explain.request_tracker import UNNAMED
 from scheduler_svc.explain.timeline import Event, Kind, Timeline
+from shared.messages.plans import PlannedPreemption
+from shared.sampling import BeamParams
 from tests.scheduler_svc.explain.handmade_logs import (
     EPOCH,
     STARTED,
@@ -76,7 +76,7 @@ def test_a_preemption_while_the_prompt_is_computed_shows_in_a_second_admission()
     assert "between steps 1 and 3" in only(timeline, Kind.PREEMPTED).text
 
 
-def test_a_plan_shows_which_request_needed_the_blocks() -> None:
+def test_a_plan_has_the_preemption_and_why_it_was_made() -> None:
     lives = outputs(
         STARTED,
         state("b", 1),
@@ -84,56 +84,51 @@ def test_a_plan_shows_which_request_needed_the_blocks() -> None:
         result(1, 1, 2, admitted={1: 0, 2: 0}),
         result(2, 1),
     )
+    lost = PlannedPreemption("a", "b", "swap", 17, 5, 0, 9)
     plans = [
         Planned(EPOCH, plan(1, EPOCH + 40)),
-        Planned(EPOCH, plan(2, EPOCH + 50, retired=ints(2), grown_handles=ints(1))),
+        Planned(EPOCH, plan(2, EPOCH + 50, retired=ints(2), preemptions=(lost,))),
     ]
-    # With blocks of 2 it needs none itself: 4 tokens, of which the last is to be computed.
-    lost = only(explained(Logs(plans=plans, outputs=lives, block_size=2)), Kind.PREEMPTED)
-    assert (lost.facts["by"], lost.facts["preemption"]) == (["b"], "recompute")
-    lost = only(explained(Logs(plans=plans, outputs=lives, block_size=3)), Kind.PREEMPTED)
-    assert lost.facts["by"] == ["a", "b"]
-    assert (lost.when.at_ms, lost.when.is_estimate) == (EPOCH + 50, False)
-
-
-def test_a_replayed_plan_shows_preemptions_exactly() -> None:
-    lives = outputs(STARTED, state("a", 2), result(1, 2, admitted={2: 0}), result(2))
-    plans = [
-        Planned(EPOCH, plan(1, EPOCH + 40), ()),
-        Planned(EPOCH, plan(2, EPOCH + 50), (Preempted("a", "b", "swap", 17),)),
-    ]
-    lost = only(explained(Logs(plans=plans, outputs=lives)), Kind.PREEMPTED)
-    assert (lost.facts["by"], lost.facts["preemption"], lost.facts["num_tokens"]) == (
-        ["b"],
-        "swap",
-        17,
+    found = only(explained(Logs(plans=plans, outputs=lives)), Kind.PREEMPTED)
+    assert found.text == (
+        "preempted by b in step 2 (swap): it lost 5 blocks with 17 tokens: b needed a block, 0 "
+        "were free, and this request is the last running request by rank; the host pool keeps its "
+        "blocks (9 were free there)"
     )
+    assert (found.facts["by"], found.facts["preemption"]) == (["b"], "swap")
+    assert (found.when.at_ms, found.when.is_estimate) == (EPOCH + 50, False)
+
+
+def test_a_request_that_a_plan_alone_names_is_a_request_of_the_logs() -> None:
+    lost = PlannedPreemption("a", "of another key", "recompute", 17, 5, 0, 0)
+    logs = Logs(plans=[Planned(EPOCH, plan(1, EPOCH, preemptions=(lost,)))])
+    assert logs.request_ids() == {"a", "of another key"}
+
+
+def test_preemptions_of_a_beam_search_are_unknown_where_a_plan_is_gone() -> None:
+    asks = submit("a", num_choices=2, beams=BeamParams(2, 1.0, "never"))
+    lives = outputs(STARTED, state(asks, 1), result(1, admitted={1: 0}, beams=[1]), result(2))
+    plans = [Planned(EPOCH, plan(step, EPOCH + step)) for step in (1, 2)]
+    for kept, is_unknown in ((plans, False), (plans[:1], True)):
+        unknown = explained(Logs(plans=kept, outputs=lives)).unknown
+        assert any("preemptions of a beam search" in what for what in unknown) == is_unknown
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_what_is_deduced_is_what_a_replay_shows(seed: int, tmp_path: Path) -> None:
+def test_what_follows_from_results_is_what_plans_show(seed: int, tmp_path: Path) -> None:
     path = tmp_path / "recording"
     record(path, seed)
     logs = from_recording(path)
-    assert all(found.preemptions is not None for found in logs.plans)
-    plans = [Planned(found.epoch, found.plan) for found in logs.plans]
-    with_plans, bare = replace(logs, plans=plans), replace(logs, plans=[])
-    num_exact = num_certain = 0
-    noted = {event.request_id for found in logs.plans for event in found.preemptions or ()}
+    bare = replace(logs, plans=[])
+    num_exact = 0
+    noted = {lost.request_id for found in logs.plans for lost in found.plan.preemptions}
     others = sorted(logs.request_ids() - noted)[:10]
     for request_id in (*sorted(noted), *others):
         exact = preemptions(timeline_of(request_id, logs))
         num_exact += len(exact)
-        deduced = preemptions(timeline_of(request_id, with_plans))
-        assert [event.facts["step"] for event in deduced] == [e.facts["step"] for e in exact]
-        for known, found in zip(exact, deduced, strict=True):
-            assert known.facts["by"][0] in found.facts["by"] or UNNAMED in found.facts["by"]
-            assert found.facts["preemption"] in (None, known.facts["preemption"])
-            num_certain += len(found.facts["by"]) == 1
         steps = {event.facts["step"] for event in preemptions(timeline_of(request_id, bare))}
         assert steps <= {*(event.facts["step"] for event in exact), None}
     assert num_exact > 0
-    assert num_certain > 0
 
 
 def preemptions(timeline: Timeline) -> list[Event]:
