@@ -55,12 +55,12 @@ class Launcher:
             PageStreamError: Redis cannot be started.
         """
         try:
+            if self._options.gateway.directory_url is not None:
+                self._check_redis(self._options.gateway.directory_url, "PAGESTREAM_DIRECTORY_URL")
             if self._options.own_redis:
                 self._start_redis()
             else:
                 self._use_redis(self._options.gateway.redis_url)
-            if self._options.gateway.directory_url is not None:
-                self._check_redis(self._options.gateway.directory_url, "PAGESTREAM_DIRECTORY_URL")
             if not self._signals.num_stops:
                 self._start("scheduler", [*_SPAWNER, "scheduler_svc"])
                 for name, own in rank_environments(self._options):

@@ -304,16 +304,16 @@ def test_an_open_stream_is_finished_before_everything_ends(running: Running) -> 
 
 
 @pytest.mark.parametrize(
-    ("url", "reason"),
+    ("flag", "url", "reason"),
     [
-        ("redsi://127.0.0.1/0", "REDIS_URL='redsi://...': expected redis[s]://"),
-        ("redis://127.0.0.1:1/0", "REDIS_URL: Redis does not answer"),
+        ("--redis-url", "redsi://127.0.0.1/0", "REDIS_URL='redsi://...': expected redis[s]://"),
+        ("--directory-url", "redis://127.0.0.1:1/0", "DIRECTORY_URL: Redis does not answer"),
     ],
 )
 def test_a_redis_that_cannot_be_used_ends_the_start_with_the_reason(
-    launch: Callable[..., Running], url: str, reason: str
+    launch: Callable[..., Running], flag: str, url: str, reason: str
 ) -> None:
-    running = launch("--redis-url", url)
+    running = launch(flag, url)
     assert running.process.wait(STOP_DEADLINE_S) in (1, 2)
     assert reason in running.output().splitlines()[-1]
     assert "started" not in running.output()

@@ -1,7 +1,7 @@
 """A real Redis Cluster whose slots move and whose primaries die: nothing is lost or doubled."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -106,7 +106,8 @@ async def test_a_slot_moves_under_transactions_and_blocking_reads_and_nothing_is
         assert num_errors([source], "ASK") > counts["ASK"]
     before = writer.count
     await until(lambda: writer.count > before + 20)
-    assert num_errors([source], "MOVED") > counts["MOVED"]
+    # Transactions and reads were redirected once or twice each: the new owner is remembered.
+    assert 1 <= num_errors([source], "MOVED") - counts["MOVED"] <= 10
     await writer.end()
     final.append(writer.count)
     async with asyncio.timeout(DEADLINE_S):
@@ -128,6 +129,17 @@ async def test_a_read_that_waits_at_the_old_node_goes_on_at_the_new_one(
     assert second > first
     [entry] = (await reading)[A]
     assert entry == (second, (b"2",))
+
+
+async def test_values_whose_slots_have_moved_are_found(
+    bus: RedisBus, redis_cluster: RedisCluster
+) -> None:
+    keys = [f"engine:{number}" for number in range(20)]
+    for key in keys:
+        await bus.put(key, key.encode(), 60_000)
+    for key in keys[:5]:
+        redis_cluster.move(key, redis_cluster.other_than(redis_cluster.owner(key)))
+    assert await bus.get_all(keys) == [key.encode() for key in keys]
 
 
 async def test_clock_run_id_and_memory_are_those_of_the_node_with_the_engines_logs(
@@ -159,9 +171,9 @@ async def test_an_append_without_a_reply_is_not_repeated(
     appending = asyncio.create_task(bus.append(Append(A, (b"2",), 1, 2)))
     await until(lambda: owner.info("clients")["blocked_clients"] == 1)
     owner.client_kill_filter(_type="normal", skipme=True)
+    owner.execute_command("CLIENT UNPAUSE")  # another attempt would succeed
     with pytest.raises(BusUnavailable):
         await appending
-    owner.execute_command("CLIENT UNPAUSE")
     await bus.append(Append(A, (b"3",), 1, 3))
     assert [entry.id.seq for entry in (await bus.read({A: START}, 0, 10))[A]] == [1, 3]
 
@@ -175,15 +187,15 @@ async def test_a_slot_that_no_node_serves_is_a_bus_that_is_away_until_one_does(
     with pytest.raises(BusUnavailable):
         await bus.get(A)
     owner.client.execute_command("CLUSTER ADDSLOTS", slot)
-    assert await until_there(bus.get, A) == b"1"
+    assert await until_there(lambda: bus.get(A)) == b"1"
 
 
-async def until_there(method: Callable[[str], Any], key: str) -> Any:
-    """What a method returns when the bus is there."""
+async def until_there(call: Callable[[], Awaitable[Any]]) -> Any:
+    """What a call returns when the bus is there."""
     async with asyncio.timeout(DEADLINE_S):
         while True:
             try:
-                return await method(key)
+                return await call()
             except BusUnavailable:
                 await asyncio.sleep(0.02)
 
@@ -214,14 +226,8 @@ async def test_a_replica_takes_over_from_a_primary_that_is_killed(
     await bus.append(Append(A, (b"before",)))
     assert primary.client.wait(1, int(DEADLINE_S * 1e3)) == 1
     first = await bus.run_id()
-    redis_cluster.kill(primary, replica)
-    async with asyncio.timeout(DEADLINE_S):
-        while True:
-            try:
-                await bus.append(Append(A, (b"after",)))
-                break
-            except BusUnavailable:
-                await asyncio.sleep(0.02)
+    with redis_cluster.killed(primary, replica):
+        await until_there(lambda: bus.append(Append(A, (b"after",))))
     entries = (await bus.read({A: START}, 0, 10))[A]
     assert [entry.messages for entry in entries] == [(b"before",), (b"after",)]
     assert await bus.run_id() != first

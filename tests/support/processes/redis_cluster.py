@@ -14,7 +14,7 @@ from deploy.redis.server import find_redis_server
 
 NUM_SLOTS = 16_384
 DEADLINE_S = 60.0
-_FAILED_MS = 500  # after which a node counts as failed
+_SILENT_MS, _SHORT_MS = 15_000, 500  # after which a node counts as failed
 
 
 def until(what: Callable[[], object]) -> None:
@@ -42,7 +42,7 @@ class Node:
         folder.mkdir()
         command = [find_redis_server(), "--bind", "127.0.0.1", "--port", str(self.port)]
         command += ["--cluster-enabled", "yes", "--cluster-port", str(self.bus_port)]
-        command += ["--cluster-node-timeout", str(_FAILED_MS), "--dir", str(folder), "--save", ""]
+        command += ["--cluster-node-timeout", str(_SILENT_MS), "--dir", str(folder), "--save", ""]
         command += ["--repl-diskless-sync-delay", "0", *flags]
         with (folder / "log").open("w") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log)
@@ -98,10 +98,15 @@ class RedisCluster:
         until(lambda: found.client.info("replication")["master_link_status"] == "up")
         return found
 
-    def kill(self, primary: Node, replica: Node) -> None:
-        """Kill a primary, whose place its replica takes after a while."""
-        primary.process.kill()
+    @contextmanager
+    def killed(self, primary: Node, replica: Node) -> Iterator[None]:
+        """Kill a primary, whose place its replica takes inside the block."""
         self.primaries[self.primaries.index(primary)] = replica
+        # Not before: a node that is slow on a busy machine is no failed one.
+        self._set_timeout(_SHORT_MS)
+        primary.process.kill()
+        yield
+        self._set_timeout(_SILENT_MS)
 
     def flush(self) -> None:
         """Delete everything."""
@@ -145,6 +150,10 @@ class RedisCluster:
         """Move the slot of a key with all its keys."""
         with self.moving(key, to):
             pass
+
+    def _set_timeout(self, silent_ms: int) -> None:
+        for node in self.primaries:
+            node.client.config_set("cluster-node-timeout", silent_ms)
 
     def _until_all_see(self, nodes: list[Node]) -> None:
         until(lambda: all(node.sees(len(nodes), len(self.primaries)) for node in nodes))
