@@ -80,6 +80,8 @@ class Bus(Protocol):
     async def append_all(self, appends: Sequence[Append]) -> list[EntryId]:
         """Append in one transaction: no reader sees one entry without the others.
 
+        In a Redis Cluster, the logs must share a hash tag, as those of an engine do.
+
         Raises:
             StaleWriter: at least one was refused; the others were executed.
         """
@@ -89,7 +91,8 @@ class Bus(Protocol):
     ) -> dict[str, list[Entry]]:
         """Entries after each log's cursor, at most ``max_entries`` per log.
 
-        Waits up to ``block_ms`` for the first entry; 0 does not wait.
+        Waits up to ``block_ms`` for the first entry; 0 does not wait. In a Redis Cluster, the logs
+        must share a hash tag.
         """
 
     async def trim(self, log: str, below: EntryId) -> int:
@@ -118,7 +121,7 @@ class Bus(Protocol):
         """Value of a key, None if it is not there or has expired."""
 
     async def get_all(self, keys: Sequence[str]) -> list[bytes | None]:
-        """Values of keys, of at least one, in one command."""
+        """Values of keys, of at least one, in one command for each server that has some."""
 
     async def swap(self, key: str, old: bytes | None, new: bytes, ttl_ms: int) -> bool:
         """Set a key that expires if it has the value ``old``, None for no value; whether it had."""
@@ -147,7 +150,7 @@ class Bus(Protocol):
         """The bus's own clock, from which all numbers of epochs come."""
 
     async def run_id(self) -> str:
-        """An id that changes when the server restarts."""
+        """An id that changes when the server restarts, or another one has the logs."""
 
     async def close(self) -> None:
         """Release connections. No method may be called afterwards."""

@@ -30,7 +30,8 @@ In the directory of a fleet, which may be another Redis:
     kept:ID        string  Submit of a stream that can be resumed; expires
     routes:M       stream  Routed: where prompts for model M were sent; expires
 
-The braces are a Redis Cluster hash tag: all keys of one engine live on one node.
+The braces are a Redis Cluster hash tag: all keys of one engine live on one node. Those of a
+directory have none, and live on all nodes.
 """
 
 from dataclasses import dataclass

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
+import hiredis
 import pytest
 from redis.crc import key_slot
 
@@ -188,6 +189,37 @@ async def test_a_slot_that_no_node_serves_is_a_bus_that_is_away_until_one_does(
         await bus.get(A)
     owner.client.execute_command("CLUSTER ADDSLOTS", slot)
     assert await until_there(lambda: bus.get(A)) == b"1"
+
+
+async def test_the_slots_are_read_again_after_a_node_has_called_the_cluster_down() -> None:
+    down, ports, has_moved = b"-CLUSTERDOWN The cluster is down\r\n", list[int](), asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        port, parser = writer.get_extra_info("sockname")[1], hiredis.Reader()
+        while data := await reader.read(4_096):
+            parser.feed(data)
+            while (command := parser.gets()) is not False:
+                reply = b"+OK\r\n"
+                if command[0] == b"CLUSTER":
+                    node = f"*2\r\n$9\r\n127.0.0.1\r\n:{ports[has_moved.is_set()]}\r\n"
+                    reply = f"*1\r\n*3\r\n:0\r\n:16383\r\n{node}".encode()
+                elif command[0] == b"GET":
+                    reply = down if port == ports[0] else b"$5\r\nvalue\r\n"
+                writer.write(reply)
+        writer.close()
+
+    servers = [await asyncio.start_server(serve, "127.0.0.1", 0) for _ in range(2)]
+    ports += [server.sockets[0].getsockname()[1] for server in servers]
+    bus = RedisBus(f"redis+cluster://127.0.0.1:{ports[0]}")
+    try:
+        with pytest.raises(BusUnavailable, match="The cluster is down"):
+            await bus.get(A)
+        has_moved.set()
+        assert await bus.get(A) == b"value"
+    finally:
+        await bus.close()
+        for server in servers:
+            server.close()
 
 
 async def until_there(call: Callable[[], Awaitable[Any]]) -> Any:
