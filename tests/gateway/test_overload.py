@@ -102,8 +102,11 @@ async def test_a_call_is_refused_as_a_whole_if_one_of_its_prompts_is(stage: Stag
     assert abort.request_id == first.request_id
 
 
-async def test_a_client_that_leaves_before_its_stream_begins_aborts_it(stage: Stage) -> None:
-    waiting = stage.spawn(stage.complete(stream=True))
+@pytest.mark.parametrize("resumable", [False, True])
+async def test_a_client_that_leaves_before_its_stream_begins_aborts_it(
+    stage: Stage, resumable: bool
+) -> None:
+    waiting = stage.spawn(stage.complete(stream=True, stream_resume=resumable))
     submit = await stage.engine.read_submit()
     waiting.cancel()
     assert (await stage.engine.read_abort()).request_id == submit.request_id

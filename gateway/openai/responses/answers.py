@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -40,6 +41,7 @@ class Resumption:
     stream_id: str
     window_s: float  # how long the generation runs on for a client that has left
     start: StreamPosition  # where this stream begins
+    is_named: bool = True  # the client can come back without this answer's head
 
 
 class StreamAnswer(Response):
@@ -98,9 +100,13 @@ class StreamAnswer(Response):
         _log_usage(self._call, generation.output)
         return response
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
-        generation = self._generation
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        generation, resumption = self._generation, self._resumption
         try:
+            if resumption is not None and not resumption.is_named:
+                # A client that has left before it was sent the stream's URL cannot come back.
+                has_left = await Request(scope, receive).is_disconnected()
+                resumption = None if has_left else resumption
             await send(
                 {
                     "type": "http.response.start",
@@ -108,11 +114,11 @@ class StreamAnswer(Response):
                     "headers": self.raw_headers,
                 }
             )
-            if self._resumption is None:
+            if resumption is None:
                 async with watch_disconnect(receive, generation.client_disconnected):
                     await self._send_deltas(send)
             else:
-                await self._send_resumable(receive, send, self._resumption.window_s)
+                await self._send_resumable(receive, send, resumption.window_s)
         except (ClientLeft, TimeoutError):
             self._call.status = _CLIENT_CLOSED
             generation.output.count_unfinished(FinishReason.ABORT)
@@ -224,7 +230,8 @@ async def answer(
     resumption = None
     if display.resumable:
         stream_id = stream_id_of(prepared.secret, origin.client)
-        resumption = Resumption(stream_id, service.resume_window_s, StreamPosition())
+        window_s, is_named = service.resume_window_s, prepared.is_repeatable
+        resumption = Resumption(stream_id, window_s, StreamPosition(), is_named)
     stream = StreamAnswer(generation, serializer, origin.call, resumption, before_end)
     return await stream.accepted(origin.receive)
 

@@ -2,6 +2,7 @@
 
 const RETRY_MS = [250, 500, 1000, 2000, 4000];
 const LONGEST_GAP_MS = 60_000; // the default of --resume-window
+const URL_MS = 500; // for the head of a response, after a stop
 
 export class ApiError extends Error {
   constructor(status, message) {
@@ -76,6 +77,7 @@ export class AnswerStream {
     this.controller = new AbortController();
     this.retries = 0;
     this.lostAt = 0;
+    this.hasUrl = new Promise(resolve => { this.onUrl = resolve; });
   }
 
   // Resolves at the end of the answer; rejects with an ApiError, or an AbortError after stop().
@@ -89,6 +91,7 @@ export class AnswerStream {
         signal: this.controller.signal,
       }));
       this.at.url = (response.headers.get("X-Stream-URL") ?? "").replace(/^\//, "");
+      this.onUrl();
       this.onBegun();
     }
     while (true) {
@@ -105,15 +108,18 @@ export class AnswerStream {
 
   // Ends the answer, also on the server.
   async stop() {
+    // The URL may be on its way, and without it the answer could not be ended by name.
+    if (!this.at.url) await Promise.race([this.hasUrl, new Promise(resolve => setTimeout(resolve, URL_MS))]);
     const { url } = this.at;
     this.controller.abort();
-    if (url) await fetch(url, { method: "DELETE", headers: headersFor(this.key) }).catch(() => {});
+    if (url) await fetch(url, { method: "DELETE", cache: "no-store", headers: headersFor(this.key) }).catch(() => {});
   }
 
   async reconnect() {
     const more = this.at.lastId ? { "Last-Event-ID": this.at.lastId } : {};
     return checked(await fetch(this.at.url, {
-      headers: headersFor(this.key, more), signal: this.controller.signal,
+      // A browser that caches streams may send the DELETE of one twice.
+      cache: "no-store", headers: headersFor(this.key, more), signal: this.controller.signal,
     }));
   }
 

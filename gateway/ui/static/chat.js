@@ -93,6 +93,7 @@ function regenerate(answer) {
   const index = conversation.messages.indexOf(answer);
   conversation.messages.splice(index);
   while (log.children.length > index) log.lastChild.remove();
+  byId("prompt").focus(); // the button that had it is gone
   ask();
 }
 

@@ -12,7 +12,7 @@ export function make(tag, attributes = {}, ...children) {
 const seconds = ms => `${(ms / 1000).toFixed(ms < 10_000 ? 2 : 1)} s`;
 
 function numbersOf(answer) {
-  if (!answer.firstMs) return "";
+  if (!answer.firstMs) return answer.finish === "stopped" ? "finish: stopped" : "";
   const parts = [`first token ${seconds(answer.firstMs - answer.startedMs)}`];
   const spanMs = answer.lastMs - answer.firstMs;
   if (answer.numTokens > 1 && spanMs > 0)

@@ -1,6 +1,7 @@
 """Streams whose clients leave, come back, or are replaced by newer calls."""
 
 import asyncio
+import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -8,7 +9,10 @@ from functools import partial
 from typing import Any
 
 import pytest
+from starlette.responses import Response
+from starlette.types import Receive
 
+from gateway.openai.responses.answers import StreamAnswer
 from gateway.resume.event_ids import Position
 from gateway.resume.stream_ids import secret_of_key, stream_id_of
 from shared.messages.outputs import BeamsEnded
@@ -153,6 +157,37 @@ async def test_a_resumable_stream_outlives_its_client_for_a_while(make_stage: Ma
     assert stage.model.engine.num_open == 1
     abort = await stage.engine.read_abort()
     assert abort.attachment == submit.attachment
+
+
+async def test_a_client_that_leaves_before_it_has_the_url_of_its_stream_aborts_it(
+    make_stage: MakeStage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its connection closes when the engine has accepted, and the head was not sent."""
+    stage = await make_stage(resume_window=0.2)
+    host, port = stage.url.removeprefix("http://").split(":")
+    clients: list[asyncio.StreamWriter] = []
+    accepted = StreamAnswer.accepted
+
+    async def closed_when_accepted(answer: StreamAnswer, receive: Receive) -> Response:
+        response = await accepted(answer, receive)
+        clients.pop().transport.abort()
+        await stage.until(lambda: not stage.server.connections)
+        return response
+
+    monkeypatch.setattr(StreamAnswer, "accepted", closed_when_accepted)
+    body = json.dumps({"model": "demo", "prompt": "Hi", "stream": True, "stream_resume": True})
+    reasons = []
+    for key in ("", "Idempotency-Key: k\r\n"):
+        _reader, writer = await asyncio.open_connection(host, int(port))
+        clients.append(writer)
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n"
+        writer.write(f"{head}{key}\r\n{body}".encode())
+        if key:
+            await stage.engine.accept_attach(await stage.engine.read_attach(), [], ended={})
+        else:
+            await stage.engine.accept_next()
+        reasons.append((await stage.engine.read_abort()).reason)
+    assert reasons == ["client disconnected", "not finished"], "the second one after the window"
 
 
 async def test_resuming_a_stream_ends_its_older_delivery_without_an_error(stage: Stage) -> None:

@@ -2,7 +2,7 @@
 
 from benchmarks.page.browser import ENTER, ESCAPE, SHIFT, Browser
 from shared.messages.endings import EndFlag
-from shared.messages.requests import Submit
+from shared.messages.requests import Abort, Attach, Submit
 from tests.gateway.conftest import MakeStage, Stage
 from tests.gateway.event_streams import tokens_of
 from tests.gateway.fake_engine import scores
@@ -85,6 +85,19 @@ async def test_an_answer_streams_survives_a_lost_connection_and_a_reload_and_is_
     assert (await stage.engine.read_abort()).request_id == submit.request_id
     assert await browser.errors() == []
 
+    await browser.write("#prompt", f"once more{ENTER}")
+    submit = await stage.engine.read_submit()
+    await browser.write("#prompt", ESCAPE)  # before the page has the stream's URL
+    await stage.engine.accept(submit)
+    message = await stage.engine.read()
+    if isinstance(message, Attach):
+        await stage.engine.accept_attach(message, [], submit=submit)
+        message = await stage.engine.read_abort()
+    assert isinstance(message, Abort)
+    assert message.request_id == submit.request_id
+    assert await ended(browser) == "finish: stopped"
+    assert await browser.errors() == []
+
 
 async def test_settings_reach_the_engine_and_scores_are_shown(
     make_stage: MakeStage, browser: Browser
@@ -138,6 +151,7 @@ async def test_settings_reach_the_engine_and_scores_are_shown(
     await stage.engine.step({row: other}, {row: EndFlag.LENGTH}, {row: scores(other, -0.5, {})})
     assert "1 tokens" in await ended(browser)
     await browser.shows(stage.tokenizer.decode([other]))
+    assert await browser.run("return document.activeElement.id") == "prompt"
     assert await browser.run("return document.querySelectorAll('.message').length") == 2
     assert await browser.errors() == []
 
