@@ -76,7 +76,9 @@ class AttendLaunch:
         logs = self._query.new_empty(rows, dtype=torch.float32)
         self._attend(tile, short, split, num_items, capacity, partials, logs)
         if split:
-            self._merge(tile, short, num_tiles, capacity, partials, logs)
+            # A tile in pieces has at least two of the at most twice ``capacity``.
+            num_split = num_tiles if self._fixed_cut else min(num_tiles, capacity)
+            self._merge(tile, short, num_split, capacity, partials, logs)
 
     def _tile(self, short: bool) -> TileConfig:
         dtype = self._query.dtype
@@ -200,7 +202,7 @@ class AttendLaunch:
         self,
         tile: TileConfig,
         short: bool,
-        num_tiles: int,
+        num_split: int,
         capacity: int,
         partials: torch.Tensor,
         logs: torch.Tensor,
@@ -208,7 +210,7 @@ class AttendLaunch:
         batch = self._batch
         merge_rows, merge_pieces = MERGE_TILES[short]
         used_rows = min(tile.rows, batch.max_query_len * self._group)
-        grid = (self._num_kv_heads, num_tiles, triton.cdiv(used_rows, merge_rows))
+        grid = (self._num_kv_heads, num_split, triton.cdiv(used_rows, merge_rows))
         merge_kernel[grid](
             self._out,
             partials,

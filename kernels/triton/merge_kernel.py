@@ -33,7 +33,7 @@ def merge_kernel(  # type: ignore[no-untyped-def]
     MERGE_ROWS: tl.constexpr,  # R', rows of a tile that one program merges
     MERGE_PIECES: tl.constexpr,  # P', pieces that it loads at once
 ):
-    """R' rows of one tile under one KV head. Grid: (Hkv, tiles, rows of a tile / R').
+    """R' rows of one tile under one KV head. Grid: (Hkv, tiles with pieces, rows of a tile / R').
 
     Splits the work as the kernel that wrote the pieces does, and so finds the same ones.
     """
@@ -44,9 +44,9 @@ def merge_kernel(  # type: ignore[no-untyped-def]
         SEQS, TILE_TOKENS, TILE_KEYS, SHORT_TOKENS, SHORT, HAS_WINDOW, True, MIN_PIECE_TILES,
         FIXED_PIECE_TILES, MOST_FIXED_PIECES,
     )  # fmt: skip
-    sequence, tile = find_item(tiles, tl.program_id(1), SEQS)
+    sequence, tile = find_item(tl.where(pieces > 1, tiles, 0), tl.program_id(1), SEQS)
     num_pieces = value_of(pieces, sequence, SEQS)
-    if num_pieces <= 1:  # also where there is no such tile
+    if num_pieces == 0:  # there are fewer such tiles
         return
     first_row = tl.load(query_starts + sequence)
     num_rows = tl.load(query_starts + sequence + 1) - first_row

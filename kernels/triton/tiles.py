@@ -5,8 +5,10 @@ from dataclasses import dataclass
 import torch
 import triton
 
-# The least keys worth a program of their own.
+# The least keys worth a program of their own. Of few query rows: in smaller pieces a short context
+# keeps more processors busy, and up to 2,048 keys the merge still loads all pieces at once.
 _MIN_PIECE_KEYS = 256
+_MIN_SHORT_PIECE_KEYS = 128
 
 
 def interpreting() -> bool:
@@ -23,11 +25,12 @@ class TileConfig:
     num_warps: int
     num_stages: int
     programs_per_processor: int  # that registers and shared memory have room for
+    min_piece_keys: int = _MIN_PIECE_KEYS
 
     @property
     def min_piece_tiles(self) -> int:
         """The fewest tiles of keys that are worth a program of their own."""
-        return max(1, _MIN_PIECE_KEYS // self.keys)
+        return max(1, self.min_piece_keys // self.keys)
 
     def options(self) -> dict[str, object]:
         """Options of the compiler beside the kernel's constants.
@@ -62,9 +65,10 @@ def choose_tile(
     if short:
         keys = 64 if padded_dim <= 64 else 32
         at_once = 4 if padded_dim <= 128 else 3
+        least = _MIN_SHORT_PIECE_KEYS
         if wide and widened:  # four warps would spill registers
-            return TileConfig(packed, keys // 2, 8, 2, 1)
-        return TileConfig(packed, keys // 2 if wide else keys, 4, 2 if wide else 3, at_once)
+            return TileConfig(packed, keys // 2, 8, 2, 1, least)
+        return TileConfig(packed, keys // 2 if wide else keys, 4, 2 if wide else 3, at_once, least)
     if wide:  # multiplied without tensor cores, to keep float32's precision
         return TileConfig(max(packed, 32), 32 if padded_dim <= 64 else 16, 8, 2, 1)
     if padded_dim <= 128:

@@ -12,7 +12,7 @@ from kernels.interface import INT8, LayerCache
 from kernels.triton import attention_launch
 from kernels.triton.backend import TritonBackend
 from kernels.triton.block_mover import TritonMover
-from kernels.triton.tiles import interpreting
+from kernels.triton.tiles import choose_tile, interpreting
 from kernels.triton.work_split import cut_work
 from tests.kernels.block_cases import LAYOUTS, assert_moves, assert_swaps, make_pool
 from tests.kernels.cases import (
@@ -175,11 +175,13 @@ def cut_work_kernel(
     SEQS: tl.constexpr,
     SHORT: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
+    TILE_KEYS: tl.constexpr = 32,
+    MIN_PIECE_TILES: tl.constexpr = 8,
 ):
     tile_tokens: tl.constexpr = 4 if SHORT else 32
     tiles, pieces = cut_work(
         context_lens, query_starts, num_seqs, window, capacity,
-        SEQS, tile_tokens, 32, 4, SHORT, HAS_WINDOW, True, 8, 0, 1,
+        SEQS, tile_tokens, TILE_KEYS, 4, SHORT, HAS_WINDOW, True, MIN_PIECE_TILES, 0, 1,
     )  # fmt: skip
     tl.store(tiles_out + tl.arange(0, SEQS), tiles)
     tl.store(pieces_out + tl.arange(0, SEQS), pieces)
@@ -207,8 +209,66 @@ def test_no_batch_has_more_pieces_than_a_launch_has_room_for(short, window, seed
     most_tiles = count if short else int(rows.sum()) // 32 + most_seqs
     assert items.sum() <= most_tiles + capacity
     assert items[pieces > 1].sum() <= 2 * capacity
+    assert tiles[pieces > 1].sum() <= capacity
     assert pieces[1] > 1 or window is not None
     assert pieces.max() <= 3 or window is None
+
+
+@pytest.mark.parametrize(
+    ("num_seqs", "context", "per_head"),
+    [
+        (1, 512, 4), (1, 2048, 16), (1, 32_768, 52),
+        (32, 512, 64), (32, 2048, 64), (32, 32_768, 64),
+        (256, 512, 256), (256, 2048, 256), (256, 32_768, 256),
+    ],
+)  # fmt: skip
+def test_decodes_are_cut_into_as_many_programs_as_the_table_says(num_seqs, context, per_head):
+    """Llama-8B in bfloat16 on an H200; the table is in docs/design/gpu.md."""
+    tile = choose_tile(head_dim=128, group=4, dtype=torch.bfloat16, short=True)
+    capacity = tile.capacity(num_processors=132, num_kv_heads=8)
+    lens = torch.full((num_seqs,), context, dtype=torch.int32)
+    starts = torch.arange(num_seqs + 1, dtype=torch.int32)
+    tiles, pieces = torch.zeros(2, 256, dtype=torch.int32)
+    cut_work_kernel[(1,)](
+        lens, starts, tiles, pieces, num_seqs, 0, capacity, 256, True, False,
+        tile.keys, tile.min_piece_tiles,
+    )  # fmt: skip
+    assert (tiles * pieces).sum() == per_head
+
+
+def kernels_launched(monkeypatch, case, num_processors):
+    """Names of the kernels that one call of attention launches."""
+    names = []
+
+    class Recorder:
+        def __init__(self, name):
+            self.name = name
+
+        def __getitem__(self, grid):
+            return lambda *args, **kwargs: names.append(self.name)
+
+    for name in ("paged_attention_kernel", "merge_kernel"):
+        monkeypatch.setattr(attention_launch, name, Recorder(name))
+    backend = TritonBackend(num_processors)
+    backend.attend(case.query, case.cache, case.batch, case.params, case.out)
+    return names
+
+
+@pytest.mark.parametrize(
+    ("sequences", "window", "num_merges"),
+    [
+        (((1, 128),) * 3, None, 0),  # too short for two pieces
+        (((1, 129),), None, 1),
+        (((1, 600),), 100, 0),  # what the window leaves is too short
+        # With long sequences there may be short ones, whose contexts are cut.
+        (((64, 200),), None, 1),
+        (((64, 300),), None, 2),
+        (((64, 300),) * 24, None, 1),  # the tiles of long ones alone keep all processors busy
+    ],
+)
+def test_where_nothing_can_be_split_nothing_is_merged(monkeypatch, sequences, window, num_merges):
+    case = make_case(Shape(sequences, head_dim=32, window=window))
+    assert kernels_launched(monkeypatch, case, 24).count("merge_kernel") == num_merges
 
 
 @pytest.mark.parametrize("layout", ["layer_major", "block_major", "token_major"])
