@@ -98,7 +98,7 @@ class SchedulerSettings(StepSettings):
         "has most. Without it, requests start in the order of their arrival.",
     )
     max_tenant_slowdown: float = setting(
-        1.75,
+        1.5,
         "How many times as long a step may take, because of an API key with many running "
         "sequences, as if each key had as many as the one with the fewest; the others of the first "
         "key wait meanwhile. By times that the worker measured at start. 0: no limit.",

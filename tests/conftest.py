@@ -14,10 +14,28 @@ import redis
 
 from deploy.redis.ports import free_port
 from deploy.redis.server import Endpoint, configure, find_redis_server
+from deploy.settings import REPOSITORY
 from shared.bus.redis_bus import RedisBus
 from shared.kernel_cache import KERNEL_CACHE, kernel_cache
 from tests.support.processes.redis_cluster import RedisCluster
 from tests.support.walks.background import BackgroundWalks
+
+# They take longest, and pytest-xdist gives a file to one process: begun last, they would be waited
+# for by the other processes.
+LONGEST_FILES = (
+    "tests/kernels/triton/test_triton.py",
+    "tests/gpu_worker/step/test_interpreted.py",
+    "tests/deploy/test_launcher.py",
+    "tests/real_model/test_preempted.py",
+    "tests/real_model/test_served.py",
+    "tests/real_model/test_served_by_two_workers.py",
+    "tests/real_model/test_served_in_bfloat16.py",
+    "tests/deploy/test_jobs.py",
+    "tests/integration/test_tokens_equal_transformers.py",
+    "tests/integration/test_api_fuzzing.py",
+    "tests/gpu_worker/model/test_torch_compiled.py",
+    "tests/benchmarks/simulator/test_mypyc_build.py",
+)
 
 _WALKS: pytest.StashKey[BackgroundWalks] = pytest.StashKey()
 _WALKS_FOLDER = "WALKS_OF_PAGESTREAMS_TESTS"  # environments go on to xdist's workers
@@ -31,6 +49,12 @@ def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):
         os.environ[_WALKS_FOLDER] = tempfile.mkdtemp(prefix="pagestream-walks-")
     config.stash[_WALKS] = BackgroundWalks(Path(os.environ[_WALKS_FOLDER]))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the tests of the files that take longest."""
+    places = {REPOSITORY / name: place for place, name in enumerate(LONGEST_FILES)}
+    items.sort(key=lambda item: places.get(item.path, len(places)))
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import LONGEST_FILES
+
 ROOT = Path(__file__).parents[1]
 SERVICES = ("gateway", "scheduler_svc", "gpu_worker")
 OURS = (*SERVICES, "shared", "kernels", "deploy", "benchmarks")
@@ -157,3 +159,7 @@ assert "site-packages" not in kernels.__file__
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_the_test_files_that_begin_first_are_there() -> None:
+    assert not [name for name in LONGEST_FILES if not (ROOT / name).is_file()]
