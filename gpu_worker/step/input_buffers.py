@@ -75,12 +75,16 @@ class StepLayout:
             self._tables = self.device.tables[: num_seqs * width].view(num_seqs, width)
         return self._tables
 
-    def upload(self, buffer: int, table_entries: int) -> None:
-        """Copy a host buffer, with so many entries of the tables, in the current stream."""
+    def upload(self, buffer: int, table_entries: int) -> int:
+        """Copy a host buffer, with so many entries of the tables, in the current stream.
+
+        Returns the number of bytes; on a CPU they are there already.
+        """
         hosts, device = self._bytes
+        used = self.table_start + 4 * table_entries
         if hosts[buffer] is not device:
-            used = self.table_start + 4 * table_entries
             device[:used].copy_(hosts[buffer][:used], non_blocking=True)
+        return used
 
 
 class StepBuffers:
@@ -98,6 +102,11 @@ class StepBuffers:
         self._kept: dict[StepSize, StepLayout] = {}
         self._copied: list[torch.cuda.Event | None] = [None] * _NUM_HOST_BUFFERS
         self._allocate(largest.table_start + 4 * largest.num_seqs * width)
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether inputs are copied from the host to the device."""
+        return self._device.type == "cuda"
 
     def layout(self, size: StepSize, width: int, keep: bool = False) -> StepLayout:
         """The views for a step of this size, with block tables of this width.
@@ -126,7 +135,7 @@ class StepBuffers:
 
     def next_host_buffer(self) -> int:
         """The host buffer to fill now; waits until its last copy to the device has ended."""
-        if self._device.type != "cuda":
+        if not self.on_gpu:
             return 0
         self._last_filled = (self._last_filled + 1) % _NUM_HOST_BUFFERS
         if (event := self._copied[self._last_filled]) is not None:
@@ -135,7 +144,7 @@ class StepBuffers:
 
     def copied(self, buffer: int) -> None:
         """Mark that the copy of a host buffer is queued."""
-        if self._device.type == "cuda":
+        if self.on_gpu:
             event = self._copied[buffer] or torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record()
             self._copied[buffer] = event
@@ -145,7 +154,7 @@ class StepBuffers:
         self._layouts: dict[StepSize, StepLayout] = {}
         self._memory = torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
         self._hosts = [self._memory]
-        if self._device.type == "cuda":
+        if self.on_gpu:
             self._hosts = [
                 torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
                 for _ in range(_NUM_HOST_BUFFERS)

@@ -9,7 +9,7 @@ import torch
 from gpu_worker.batch.rows import Indices, Rows
 from gpu_worker.step.buckets import Bucket, Buckets
 from gpu_worker.step.input_buffers import StepArrays, StepBuffers, StepLayout, StepSize
-from gpu_worker.step.token_placement import Placement
+from gpu_worker.step.token_placement import Placement, spread_tables, write_flat_tables
 from kernels.interface import RaggedBatch
 
 _NO_SLOT = -1  # padding in a slot mapping: kernels write nothing for it
@@ -32,6 +32,7 @@ class StepInputs:
     sampled: torch.Tensor  # [M] int64, batch slots that get a token
     keys: torch.Tensor  # [2, N] int32, keys of the Gumbel noise of random rows
     bucket: Bucket | None  # that the step was padded to
+    num_bytes: int  # copied to a GPU
 
 
 class InputWriter:
@@ -44,10 +45,12 @@ class InputWriter:
 
     Attributes:
         buckets: as given; may be set later.
+        flattens: whether sparse block tables are sent one after the other, as to a GPU.
     """
 
     def __init__(self, buffers: StepBuffers, buckets: Buckets | None, most_keys: int) -> None:
         self.buckets = buckets
+        self.flattens = buffers.on_gpu
         self._buffers = buffers
         self._most_keys = most_keys
 
@@ -72,10 +75,15 @@ class InputWriter:
         size = _size(rows, wanted, bucket)
         width = placement.block_tables.shape[1]
         layout = self._buffers.layout(size, width, keep=bucket is not None)
-        tables = layout.tables(width)
         buffer = self._buffers.next_host_buffer()
         host = layout.host(buffer)
         _fill(host, layout, rows, placement)
+        is_flat = self.flattens and placement.is_sparse
+        if is_flat:
+            num_entries = write_flat_tables(placement, host.tables, size.num_seqs)
+        else:
+            num_entries = placement.block_tables.size
+            host.tables[:num_entries].reshape(-1, width)[:] = placement.block_tables
         if wanted is not None:
             _pad(host.wanted, wanted, 0)
         device = layout.device
@@ -83,8 +91,12 @@ class InputWriter:
         if keys.size:
             host.keys[: keys.size] = keys.ravel()
             device_keys = device_keys[: keys.size].view(keys.shape)
-        layout.upload(buffer, placement.block_tables.size)
+        num_bytes = layout.upload(buffer, num_entries)
         self._buffers.copied(buffer)
+        if is_flat:
+            tables = spread_tables(device.tables[:num_entries], size.num_seqs, width)
+        else:
+            tables = layout.tables(width)
         return StepInputs(
             token_ids=device.token_ids,
             positions=device.positions,
@@ -94,6 +106,7 @@ class InputWriter:
             sampled=first(device.sampled, len(rows.sampled)),
             keys=device_keys,
             bucket=bucket,
+            num_bytes=num_bytes,
         )
 
     def padding(self, bucket: Bucket) -> StepInputs:
@@ -106,7 +119,7 @@ class InputWriter:
             field[:] = 0
         host.slot_mapping[:] = _NO_SLOT
         host.query_starts[:] = layout.one_row_each if bucket.decodes else 0
-        layout.upload(buffer, 0)
+        num_bytes = layout.upload(buffer, 0)
         self._buffers.copied(buffer)
         device = layout.device
         max_query_len, max_context_len = bounds(bucket, self._most_keys)
@@ -126,6 +139,7 @@ class InputWriter:
             sampled=device.sampled[:0],
             keys=device.keys[:0].view(2, 0),
             bucket=bucket,
+            num_bytes=num_bytes,
         )
 
     def _bucket(self, rows: Rows) -> Bucket | None:
@@ -201,8 +215,6 @@ def _fill(host: StepArrays, layout: StepLayout, rows: Rows, placement: Placement
         host.query_starts[0] = 0
         np.cumsum(rows.sizes, out=host.query_starts[1 : num_seqs + 1])
         host.query_starts[num_seqs + 1 :] = num_tokens
-    width = placement.block_tables.shape[1]
-    host.tables[: num_seqs * width].reshape(num_seqs, width)[:] = placement.block_tables
 
 
 def _pad(field: npt.NDArray[np.generic], values: Indices, padding: int) -> None:

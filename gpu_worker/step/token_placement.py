@@ -10,6 +10,9 @@ from gpu_worker.batch.rows import Indices, Rows
 from gpu_worker.batch.sequence_arrays import SlotArrays
 from kernels.interface import RaggedBatch
 
+# Block tables of which no more than this share is used are sent one after the other.
+_SPARSE = 0.25
+
 
 @dataclass(frozen=True, slots=True)
 class Placement:
@@ -48,6 +51,16 @@ class Placement:
         """The batch slot [T] of each token's sequence."""
         return self.slots if self.sizes is None else np.repeat(self.slots, self.sizes)
 
+    @property
+    def table_lens(self) -> Indices:
+        """Used entries [S] of each block table."""
+        return np.minimum(self.num_blocks, self.block_tables.shape[1])
+
+    @property
+    def is_sparse(self) -> bool:
+        """Whether most entries of the block tables are beyond their sequences' blocks."""
+        return int(self.table_lens.sum()) <= _SPARSE * self.block_tables.size
+
     def ragged(self, device: torch.device) -> RaggedBatch:
         """The batch description for kernels, on a device."""
         starts = np.zeros(len(self.slots) + 1, np.int32)
@@ -63,3 +76,34 @@ class Placement:
             max_query_len=1 if self.sizes is None else int(self.sizes.max()),
             max_context_len=int(self.context_lens.max()),
         )
+
+
+def write_flat_tables(
+    placement: Placement,
+    out: npt.NDArray[np.int32],  # [at least 1 + rows + used entries]
+    num_rows: int,  # S and padding
+) -> int:
+    """Write where each table begins, [rows + 1], and then the used entries; returns their number.
+
+    One long sequence beside many short ones would else fill a column for each of its blocks.
+    """
+    lens = placement.table_lens
+    num_seqs, starts = len(lens), out[: num_rows + 1]
+    starts[0] = 0
+    np.cumsum(lens, out=starts[1 : num_seqs + 1])
+    starts[num_seqs + 1 :] = starts[num_seqs]
+    end = num_rows + 1 + int(starts[num_seqs])
+    used = np.arange(placement.block_tables.shape[1]) < lens[:, None]
+    out[num_rows + 1 : end] = placement.block_tables[used]
+    return end
+
+
+def spread_tables(
+    flat: torch.Tensor,  # [entries] int32, as written by ``write_flat_tables``
+    num_rows: int,
+    width: int,
+) -> torch.Tensor:
+    """Block tables [rows, width] on the device; entries past a sequence's blocks are others'."""
+    column = torch.arange(num_rows + 1, num_rows + 1 + width, dtype=torch.int32, device=flat.device)
+    place = (flat[:num_rows, None] + column).clamp_(max=len(flat) - 1)
+    return flat.index_select(0, place.view(-1)).view(num_rows, width)
