@@ -92,9 +92,11 @@ def write_flat_tables(
     starts[0] = 0
     np.cumsum(lens, out=starts[1 : num_seqs + 1])
     starts[num_seqs + 1 :] = starts[num_seqs]
-    end = num_rows + 1 + int(starts[num_seqs])
-    used = np.arange(placement.block_tables.shape[1]) < lens[:, None]
-    out[num_rows + 1 : end] = placement.block_tables[used]
+    num_used = int(starts[num_seqs])
+    end = num_rows + 1 + num_used
+    row = np.repeat(np.arange(num_seqs), lens)
+    column = np.arange(num_used) - np.repeat(starts[:num_seqs], lens)
+    out[num_rows + 1 : end] = placement.block_tables[row, column]
     return end
 
 

@@ -162,6 +162,7 @@ def test_sequences_come_and_go_for_long_without_a_wrong_call() -> None:
     mapper = make(driver)
     ranges = MappedRanges(mapper, num_ranges=3, max_blocks=4, num_blocks=NUM_BLOCKS)
     rng = np.random.default_rng(0)
+    at_start = len(driver.calls)
     for step in range(300):
         slots = rng.permutation(3)[: rng.integers(1, 4)]
         tables = np.stack([rng.permutation(NUM_BLOCKS)[:4] for _ in slots]).astype(np.int32)
@@ -184,6 +185,9 @@ def test_sequences_come_and_go_for_long_without_a_wrong_call() -> None:
             if block >= 0
         }
         assert found == known
+    # No step waits for memory: all of it was allocated at the start.
+    assert {call[0] for call in driver.calls[at_start:]} == {"map", "access", "unmap"}
+    assert [call[0] for call in driver.calls].count("create") == NUM_BLOCKS
 
 
 def test_tensors_over_addresses_where_nothing_is_are_harmless() -> None:
