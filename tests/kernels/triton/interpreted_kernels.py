@@ -28,7 +28,13 @@ def test_the_interpreter_is_on():
     assert interpreting()
 
 
-@pytest.mark.parametrize("name", SHAPES)
+# What these vary is varied by others as well; a GPU and the other backends run them all.
+REPEATED = {
+    "group_of_3", "window_beyond_context", "blocks_of_128", "int8_heads_of_128", "int8_block_major"
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [name for name in SHAPES if name not in REPEATED])
 def test_float32_equals_dense_attention_over_a_poisoned_pool(name):
     case = make_case(SHAPES[name])
     TritonBackend().attend(case.query, case.cache, case.batch, case.params, case.out)
@@ -56,7 +62,6 @@ SPLIT = {
     "quantized": Shape(LONG, 2, 1, 32, dtype=torch.float16, scales=(0.5, 2.0)),
     "int8": Shape(LONG, 2, 1, 32, dtype=torch.float16, cache_dtype=INT8),
     "one_block_per_sequence": Shape(LONG, 4, 1, 16, block_size=1100),
-    "one_small_block_per_sequence": Shape(LONG, 4, 1, 16, block_size=650),
 }
 
 
@@ -68,7 +73,7 @@ def test_contexts_cut_into_pieces_equal_dense_attention(name):
     assert_attends(case)
 
 
-@pytest.mark.parametrize("name", SPLIT)
+@pytest.mark.parametrize("name", ["heads", "window", "int8", "one_block_per_sequence"])
 def test_contexts_cut_at_fixed_lengths_equal_dense_attention(name):
     case = make_case(SPLIT[name])
     backend = TritonBackend(num_processors=24, fixed_cut=True)
