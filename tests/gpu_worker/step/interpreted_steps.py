@@ -39,7 +39,11 @@ def fused(
     return model, fuse_on_gpu(model.model, layers, deterministic)
 
 
-@pytest.mark.parametrize("kind", SERVED)
+# The layers of Mistral are those of Llama, and Gemma 3 has all that Gemma 2 has.
+DIFFERENT = [kind for kind in SERVED if kind not in ("mistral", "gemma2")]
+
+
+@pytest.mark.parametrize("kind", DIFFERENT)
 def test_logits_are_those_of_the_models_own_layers(kind: str, model_path: ModelPath) -> None:
     own = load(model_path(kind))
     expected = own.eager_logits(TOKENS)
