@@ -112,6 +112,10 @@ export class Timeline {
       lanes.set(number, lane);
       free[lane] = to;
     }
+    if (ends.has(this.selected) && !lanes.has(this.selected)) { // it is shown in place of others
+      for (const [number, lane] of lanes) if (lane === most - 1) lanes.delete(number);
+      lanes.set(this.selected, most - 1);
+    }
     this.rowOf = lanes;
     this.ends = ends;
     this.lanes = [...lanes.keys()];
@@ -128,13 +132,14 @@ export class Timeline {
       const right = this.x(span.to ?? this.until);
       const width = Math.max(1.5, right - left - 0.5);
       const isThin = span.phase === PHASE.WAITING;
-      context.fillStyle = css(phases[span.phase], this.selected && this.selected !== span.number ? 0.35 : 1);
+      const isFaded = this.selected && this.selected !== span.number;
+      context.fillStyle = css(phases[span.phase], isFaded ? 0.35 : 1);
       context.fillRect(left, top + (isThin ? 5 : 2), width, LANE - (isThin ? 10 : 5));
       if (isThin) continue;
       context.fillStyle = css(rgbOfRequest(span.number));
       context.fillRect(left, top + LANE - 4, width, 3);
       if (width > 34 && span.phase === PHASE.DECODE) {
-        context.fillStyle = "#fff";
+        context.fillStyle = isFaded ? css(colours.text) : css(colours.back);
         context.font = "9px system-ui, sans-serif";
         context.fillText(`#${span.number}`, left + 3, top + 6.5);
         context.font = "11px system-ui, sans-serif";
@@ -183,7 +188,7 @@ export class Timeline {
   drawChart(state, top, name, colours) {
     const { context } = this;
     const phases = PHASE_RGB();
-    const inner = CHART - 12;
+    const inner = CHART - 18;
     const seen = list => list.filter(one => one.at >= this.from - 2000 && one.at <= this.until);
     context.fillStyle = css(colours.line);
     context.fillRect(LABEL, top + CHART - 2, this.width - LABEL, 1);
