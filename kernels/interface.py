@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 FP8 = torch.float8_e4m3fn
@@ -17,6 +19,24 @@ def may_hold(stored: torch.dtype, computed: torch.dtype) -> bool:
     Of the same type, or of a narrower one: a wider or an equally wide one would gain nothing.
     """
     return stored == computed or stored.itemsize < computed.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class RowArgmax:
+    """Argmax of R rows; valid until the next step runs.
+
+    Attributes:
+        tokens: [R] int64, the first of the largest outputs; negative: undecided.
+        values: [R] float32, that output.
+    """
+
+    tokens: npt.NDArray[np.int64]
+    values: npt.NDArray[np.float32]
+
+    @property
+    def decided(self) -> bool:
+        """Whether all rows are; else the layer has to be computed."""
+        return bool(self.tokens.min() >= 0)
 
 
 @dataclass(frozen=True, slots=True)

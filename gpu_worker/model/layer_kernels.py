@@ -7,14 +7,9 @@ import torch
 
 from gpu_worker.model.check.deviation import CheckResult
 from gpu_worker.model.check.load_check import ModelCheck
-from gpu_worker.model.fusion.cpu_fusion import fuse
 from gpu_worker.model.ragged_model import LayerShape, RaggedModel
 from gpu_worker.model.torch_compiled import compile_layers
 from gpu_worker.settings import WorkerSettings
-from kernels.cpu.linear.layers import CpuLayers
-from kernels.cpu.linear.library_blocks import find_library
-from kernels.cpu.linear.library_trial import LibraryTrial
-from kernels.cpu.runtime.instruction_set import detect
 from shared.errors import ModelUnsupported, SettingsError
 from shared.logs import EventLog
 
@@ -68,23 +63,24 @@ def replace_layers(
 def _fuse_on_cpu(
     model: RaggedModel, shapes: tuple[LayerShape, ...], deterministic: bool, check: ModelCheck
 ) -> None:
+    from gpu_worker.model.fusion.cpu_fusion import find_kernels, fuse  # it imports numba
+
     began = time.monotonic()
-    instructions = detect()
-    if instructions is None or model.dtype not in CpuLayers.dtypes:
+    kernels = find_kernels(model.dtype)
+    if kernels is None:
         _keep_torch_layers(deterministic, f"there are none for this CPU and {model.dtype}")
         return
     attention = [shape.module for shape in shapes]
-    kernels = CpuLayers(instructions, LibraryTrial(find_library(instructions)))
     found = fuse(model.model, kernels, model.dtype, attention)
     model.packed_bytes = found.weight_bytes
-    model.layer_kernels = instructions.name
+    model.layer_kernels = kernels.instructions.name
     model.products = "+".join(sorted(found.products)) or model.products
     _log_replaced(
         "layers compiled",
         model,
         check,
         began,
-        {"instructions": instructions.name, "products": model.products, **found.counts()},
+        {"instructions": model.layer_kernels, "products": model.products, **found.counts()},
     )
     _warn_of_kept(deterministic, found.kept)
 

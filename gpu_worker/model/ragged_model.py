@@ -11,8 +11,7 @@ from torch import nn
 
 from gpu_worker.model.attention import ATTENTION_NAME, STEP_KEYWORD, AttentionStep
 from gpu_worker.model.quantization.quantized_linear import QuantizedLinear
-from kernels.cpu.sampling.pruned_argmax import RowArgmax
-from kernels.interface import INT8, AttentionParams
+from kernels.interface import INT8, AttentionParams, RowArgmax
 from shared.errors import ModelUnsupported
 
 # A method of transformers' models that looks for padding in every batch. A ragged batch has none.

@@ -5,6 +5,7 @@ rank waits for ever for one that is dead or paused.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -19,6 +20,21 @@ from shared.logs import EventLog
 _START_S = 600.0  # ranks load and compile at different speeds
 
 log = EventLog(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class SumTotals:
+    """What sums over ranks took so far.
+
+    Attributes:
+        seconds: in sums, with the waiting for other ranks.
+        count: of tensors.
+        num_bytes: that this rank gave into them, in float32.
+    """
+
+    seconds: float
+    count: int
+    num_bytes: int
 
 
 class Collectives(Protocol):

@@ -6,8 +6,7 @@ import torch
 
 from gpu_worker.ranks.collectives import Collectives, TorchCollectives
 from gpu_worker.ranks.member import GroupOver, Member
-from gpu_worker.ranks.reducer import DeviceReducer, HostReducer, Reducer, SharedReducer
-from gpu_worker.ranks.shared_memory import SharedCollectives, share_memory
+from gpu_worker.ranks.reducer import DeviceReducer, Reducer
 from gpu_worker.ranks.tcp_rendezvous import TcpRendezvous
 
 
@@ -28,9 +27,9 @@ class Ranks:
         """With the reducer for a device."""
         if device.type == "cuda":
             return cls(collectives, DeviceReducer(collectives))
-        if isinstance(collectives, SharedCollectives):
-            return cls(collectives, SharedReducer(collectives))
-        return cls(collectives, HostReducer(collectives))
+        from gpu_worker.ranks.cpu_reducer import reducer_of  # it imports numba
+
+        return cls(collectives, reducer_of(collectives))
 
     @property
     def member(self) -> Member:
@@ -75,5 +74,7 @@ def connect(
         member, rendezvous.store, host, device, deterministic
     )
     if device.type == "cpu":
+        from gpu_worker.ranks.shared_memory import share_memory  # it imports numba
+
         collectives = share_memory(collectives)
     return Ranks.of(collectives, device)

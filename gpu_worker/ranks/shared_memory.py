@@ -16,13 +16,12 @@ import struct
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from secrets import randbits
 
 import torch
 
-from gpu_worker.ranks.collectives import Collectives
+from gpu_worker.ranks.collectives import Collectives, SumTotals
 from gpu_worker.ranks.member import GroupOver, Member
 from kernels.cpu.elementwise import rank_sum_kernel as fields
 from kernels.cpu.elementwise.rank_sum_kernel import (
@@ -42,21 +41,6 @@ _INT64S = ctypes.c_int64 * RANK_SUM_LAYOUT.num_fields
 _STATE = ctypes.c_int64 * fields.STATE_FIELDS
 
 log = EventLog(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class SumTotals:
-    """What sums over ranks took so far.
-
-    Attributes:
-        seconds: in sums, with the waiting for other ranks.
-        count: of tensors.
-        num_bytes: that this rank gave into them, in float32.
-    """
-
-    seconds: float
-    count: int
-    num_bytes: int
 
 
 def share_memory(collectives: Collectives) -> Collectives:

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 
 from gpu_worker.batch.rows import Indices
-from gpu_worker.sampling import cpu_penalties
+from gpu_worker.sampling import kernels
 from shared.messages.plans import Admission, StepPlan
 from shared.sampling import SamplingParams
 
@@ -201,13 +201,8 @@ class PenalizedRows:
 
             sampler.penalize(wide, self.places, self.owner.counts, self.rows, self.penalties)
         else:
-            cpu_penalties.penalize(
-                wide.numpy(),
-                self.places.numpy(),
-                self.owner.counts.numpy(),
-                self.rows.numpy(),
-                self.penalties.numpy(),
-            )
+            counts = self.owner.counts
+            kernels.on_cpu().penalize(wide, self.places, counts, self.rows, self.penalties)
         return wide
 
     def count(

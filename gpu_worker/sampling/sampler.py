@@ -4,7 +4,6 @@ Gumbel-max sampling: the argmax of filtered logits plus Gumbel noise is a sample
 The noise does not depend on the batch, so neither does the sample.
 """
 
-import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,12 +14,11 @@ import torch
 
 from gpu_worker.batch.batch import BatchState
 from gpu_worker.batch.sequence_arrays import Slots
-from gpu_worker.sampling import cpu_argmax
+from gpu_worker.sampling import kernels
 from gpu_worker.sampling.device_sampling import DeviceSampling
 from gpu_worker.sampling.gumbel import row_keys
 from gpu_worker.sampling.penalties import PenalizedRows, Penalties
-from kernels.cpu.sampling.pruned_argmax import RowArgmax
-from kernels.cpu.sampling.sampler import CpuSampler
+from kernels.interface import RowArgmax
 from shared.sampling import PARAMETERS, Effect
 
 _SAMPLE_PARAMETERS = tuple(
@@ -28,7 +26,6 @@ _SAMPLE_PARAMETERS = tuple(
 )
 _BANNED = float("-inf")
 _NO_KEYS = np.empty((2, 0), np.int32)
-_of_thread = threading.local()
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +119,7 @@ def choose(
         # The stopgap is the argmax, whatever it is: a look at the values would be a wait.
         return ChosenTokens(tokens, ~largest.isfinite())
     if len(rows.random_rows):
-        _sample(logits, rows, keys, tokens)
+        kernels.on_cpu().sample(logits, rows.random_rows, rows.parameters, keys, tokens)
     # For so few numbers torch's calls cost many times what numpy's do.
     broken = torch.from_numpy(~np.isfinite(largest.numpy()))
     if broken.numpy().any():
@@ -136,8 +133,7 @@ def _argmax(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         largest, tokens = logits.max(dim=-1)
         return largest, tokens
     if logits.dtype == torch.bfloat16:
-        found, values = cpu_argmax.argmax(logits.view(torch.uint16).numpy())
-        return torch.from_numpy(values), torch.from_numpy(found)
+        return kernels.on_cpu().argmax(logits)
     # numpy's argmax is vectorized, and up to ten times as fast as torch's.
     wide = logits.float()
     tokens = torch.from_numpy(wide.numpy().argmax(1))
@@ -159,23 +155,3 @@ def ban_ends(
         ends = batch.end_tokens[slots[row]]
         ends = ends[(ends >= 0) & (ends < logits.shape[1])]
         logits[row, torch.from_numpy(ends).to(logits.device, non_blocking=True)] = _BANNED
-
-
-def _sample(
-    logits: torch.Tensor,  # [R, V]
-    rows: RowSampling,
-    keys: npt.NDArray[np.int32],  # [2, N]
-    tokens: torch.Tensor,  # [R], those of the N random rows are replaced
-) -> None:
-    if logits.dtype not in (torch.float32, torch.bfloat16) or logits.stride(1) != 1:
-        logits = logits.float().contiguous()
-    _cpu_sampler().sample(logits, rows.random_rows, rows.parameters, keys, tokens.numpy())
-
-
-def _cpu_sampler() -> CpuSampler:
-    """The calling thread's sampler: its memory serves one call at a time."""
-    try:
-        found: CpuSampler = _of_thread.sampler
-    except AttributeError:
-        found = _of_thread.sampler = CpuSampler()
-    return found

@@ -15,21 +15,19 @@ from gpu_worker.kv.pool_sizes import choose_num_blocks, choose_num_host_blocks, 
 from gpu_worker.model.check.load_check import ModelCheck
 from gpu_worker.model.check.reference_pass import LayerReferences
 from gpu_worker.model.check.tokens import text_tokens
-from gpu_worker.model.graph.replay_check import replay_layers
 from gpu_worker.model.layer_kernels import check_layer_settings, replace_layers
 from gpu_worker.model.loader import choose_device, context_length, eos_token_ids, load_model
 from gpu_worker.model.ragged_model import LayerShape, RaggedModel
 from gpu_worker.model.split.whole_layers import WholeLayers
 from gpu_worker.model.tokenizer_file import TokenizerFile
 from gpu_worker.ranks.ranks import Ranks
-from gpu_worker.sampling import cpu_argmax, cpu_bans, cpu_penalties
+from gpu_worker.sampling import kernels as sampling_kernels
 from gpu_worker.settings import WorkerSettings
 from gpu_worker.startup.gpu_budget import GpuBudget
 from gpu_worker.startup.speeds import measure_speeds
 from gpu_worker.startup.step_profile import StepProfile, measure_steps
 from gpu_worker.step.buckets import Buckets
 from gpu_worker.step.executor import Executor, StepLimits
-from kernels.cpu.sampling import sampler
 from kernels.interface import AttentionBackend
 from kernels.select import select_backend
 from shared.errors import ModelUnsupported, SettingsError
@@ -82,7 +80,7 @@ def build_worker(
     stored = stored_shapes(shapes, settings.kv_dtype, device, backend)
     _log_loaded(model, device, backend, len(shapes), time.monotonic() - began)
     if device.type == "cpu":
-        _load_sampling_kernels()
+        sampling_kernels.on_cpu().warm_up()
     max_model_len = context_length(model.config, settings.max_model_len)
     tokenizer_file = TokenizerFile(settings.model)
     references = None if ranks is None else WholeLayers(settings, model, shapes, ranks.collectives)
@@ -111,10 +109,22 @@ def build_worker(
     if buckets is not None:
         executor.capture_graphs(buckets)
     if device.type == "cpu":
-        replay_layers(executor, model, shapes, backend, settings)
-    pool_bytes = num_blocks * memory.geometry.bytes_per_block
+        _replay_on_cpu(executor, model, shapes, backend, settings)
     speeds, kernels = _measure(executor, memory, ranks), _kernels_of(model, backend)
+    pool_bytes = num_blocks * memory.geometry.bytes_per_block
     return Worker(executor, info, speeds, model.weight_bytes, pool_bytes, kernels)
+
+
+def _replay_on_cpu(
+    executor: Executor,
+    model: RaggedModel,
+    shapes: tuple[LayerShape, ...],
+    backend: AttentionBackend,
+    settings: WorkerSettings,
+) -> None:
+    from gpu_worker.model.graph.replay_check import replay_layers  # it imports numba
+
+    replay_layers(executor, model, shapes, backend, settings)
 
 
 def _prepare_device(settings: WorkerSettings) -> torch.device:
@@ -153,14 +163,6 @@ def _kernels_of(model: RaggedModel, backend: AttentionBackend) -> dict[str, str]
         "products": model.products,
         "attention": backend.name,
     }
-
-
-def _load_sampling_kernels() -> None:
-    """Compile the CPU kernels for sampling, or load them from the cache."""
-    cpu_argmax.warm_up()
-    cpu_bans.warm_up()
-    sampler.load()
-    cpu_penalties.warm_up()
 
 
 def _log_loaded(

@@ -13,7 +13,6 @@ from gpu_worker.kv.cache_types import stored_type
 from gpu_worker.model.loader import choose_dtype, own_dtype, refuse_by_config
 from gpu_worker.model.quantization.formats import take_format
 from gpu_worker.model.quantization.gguf_config import make_config
-from gpu_worker.sampling import cpu_argmax, cpu_bans, cpu_penalties
 from gpu_worker.settings import WorkerSettings
 from shared.gguf.header import read_header
 from shared.gguf.location import gguf_file_of
@@ -61,6 +60,7 @@ def _load_all(loads: Sequence[Callable[[], object]]) -> None:
 
 def _kernels(settings: WorkerSettings, config: Any) -> list[Callable[[], object]]:
     """A loader for each kernel that this model is known to need."""
+    from gpu_worker.sampling import cpu_argmax, cpu_bans, cpu_penalties
     from kernels.cpu.attention.attention_kernel import attend_kernel
     from kernels.cpu.attention.cache_write_kernel import write_kernel
     from kernels.cpu.elementwise.norm_kernel import norm_kernel

@@ -8,7 +8,7 @@ import torch
 from gpu_worker.step.buckets import Bucket, Buckets
 from gpu_worker.step.inputs import InputWriter, StepInputs
 from gpu_worker.step.model_runner import StepRunner
-from kernels.cpu.sampling.pruned_argmax import RowArgmax
+from kernels.interface import RowArgmax
 from shared.logs import EventLog
 
 _PROGRESS_S = 2.0

@@ -44,8 +44,7 @@ from gpu_worker.step.last_tokens import LastTokens
 from gpu_worker.step.model_runner import EagerRunner, StepRunner
 from gpu_worker.step.outcome import Outcome, Outcomes
 from gpu_worker.step.token_placement import Placement
-from kernels.cpu.sampling.pruned_argmax import RowArgmax
-from kernels.interface import AttentionBackend
+from kernels.interface import AttentionBackend, RowArgmax
 from shared.logs import EventLog
 from shared.messages.endings import EndFlag
 from shared.messages.logprobs import TokenLogprobs

@@ -11,7 +11,7 @@ import torch
 from gpu_worker.batch.rows import Indices, Rows
 from gpu_worker.batch.sequence_arrays import SlotArrays
 from gpu_worker.grammar.grammars import Grammars, Masks
-from gpu_worker.sampling import cpu_bans
+from gpu_worker.sampling import kernels
 from gpu_worker.step.begun_step import BegunStep
 
 _BANNED = float("-inf")
@@ -44,7 +44,7 @@ class StepMasks:
         if logits.is_cuda:
             ban_rows(logits, self.sampled, self.grammars.unpack(masks))
         else:
-            cpu_bans.ban(logits, self.sampled, masks)
+            kernels.on_cpu().ban(logits, self.sampled, masks)
 
     def allowed_of_beams(self, num_beams: int) -> torch.Tensor | None:
         """Whether each beam may continue with each token, [B, V]; None: all may with all."""

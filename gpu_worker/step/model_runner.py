@@ -8,8 +8,7 @@ from gpu_worker.kv.memory import KVMemory
 from gpu_worker.model.attention import PagedStep
 from gpu_worker.model.ragged_model import RaggedModel
 from gpu_worker.step.inputs import StepInputs
-from kernels.cpu.sampling.pruned_argmax import RowArgmax
-from kernels.interface import AttentionBackend
+from kernels.interface import AttentionBackend, RowArgmax
 
 
 class StepRunner(Protocol):

@@ -22,8 +22,6 @@ from gpu_worker.model.fusion.cpu_layers import (
     GatedMLP,
     PackedEmbedding,
     PackedLinear,
-    SharedInput,
-    SharedInputLinear,
 )
 from gpu_worker.model.fusion.linear_packing import LinearPacker
 from gpu_worker.model.fusion.module_matching import (
@@ -38,12 +36,16 @@ from gpu_worker.model.fusion.module_matching import (
     places,
 )
 from gpu_worker.model.fusion.rotary import RotaryReplacer
+from gpu_worker.model.fusion.shared_input import SharedInput, SharedInputLinear
 from gpu_worker.model.quantization.quantized_linear import QuantizedLinear
 from gpu_worker.ranks.reducer import SummedOutput
 from kernels.cpu.elementwise.elementwise import Activation
 from kernels.cpu.linear.layers import CpuLayers, CpuLinear
+from kernels.cpu.linear.library_blocks import find_library
+from kernels.cpu.linear.library_trial import LibraryTrial
 from kernels.cpu.linear.linear_arguments import PANEL
 from kernels.cpu.linear.weight_packing import PackedLayers
+from kernels.cpu.runtime.instruction_set import detect
 
 _CPU = torch.device("cpu")
 _KINDS: tuple[type[nn.Module], ...] = (nn.Linear, QuantizedLinear)
@@ -95,6 +97,14 @@ class Fusion:
 
 
 @torch.inference_mode()
+def find_kernels(dtype: torch.dtype) -> CpuLayers | None:
+    """The kernels for layers of a type on this CPU; None: there are none."""
+    instructions = detect()
+    if instructions is None or dtype not in CpuLayers.dtypes:
+        return None
+    return CpuLayers(instructions, LibraryTrial(find_library(instructions)))
+
+
 def fuse(
     model: nn.Module, kernels: CpuLayers, dtype: torch.dtype, attention: Iterable[nn.Module] = ()
 ) -> Fusion:

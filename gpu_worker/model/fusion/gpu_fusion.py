@@ -15,7 +15,6 @@ import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from gpu_worker.model.fusion.cpu_layers import SharedInput, SharedInputLinear
 from gpu_worker.model.fusion.gpu_layers import (
     JoinedLinear,
     RowLinear,
@@ -33,6 +32,7 @@ from gpu_worker.model.fusion.module_matching import (
 )
 from gpu_worker.model.fusion.residual_sums import fuse_sums, probe
 from gpu_worker.model.fusion.rotary import RotaryReplacer
+from gpu_worker.model.fusion.shared_input import SharedInput, SharedInputLinear
 from kernels.triton.layers import DTYPES, can_norm, rotate
 from shared.errors import ModelUnsupported
 

@@ -20,7 +20,8 @@ from kernels.cpu.elementwise.elementwise_arguments import POSITION_LOOKUP_LAYOUT
 from kernels.cpu.elementwise.table_lookup import CpuLookups
 from kernels.cpu.runtime.captured_graph import CapturedGraph, GraphCapture
 from kernels.cpu.runtime.thread_team import capturing
-from kernels.cpu.sampling.pruned_argmax import PrunedArgmax, RowArgmax
+from kernels.cpu.sampling.pruned_argmax import PrunedArgmax
+from kernels.interface import RowArgmax
 from shared.logs import EventLog
 
 # Steps that the pruned argmax leaves undecided cost both. When there were so many, and they were

@@ -17,8 +17,7 @@ from gpu_worker.step.inputs import StepInputs
 from gpu_worker.step.model_runner import StepRunner
 from kernels.cpu.linear.layers import CpuLayers
 from kernels.cpu.runtime.instruction_set import detect
-from kernels.cpu.sampling.pruned_argmax import RowArgmax
-from kernels.interface import AttentionBackend
+from kernels.interface import AttentionBackend, RowArgmax
 from shared.logs import EventLog
 from shared.messages.plans import StepPlan
 

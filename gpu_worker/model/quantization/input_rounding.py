@@ -4,8 +4,6 @@ import torch
 from torch import nn
 
 from gpu_worker.model.quantization.quantized_linear import QuantizedLinear
-from kernels.cpu.quantized.quantized_packing import multiplies_bytes
-from kernels.cpu.runtime.instruction_set import detect
 
 
 def round_inputs(model: nn.Module, dtype: torch.dtype, device: torch.device) -> int:
@@ -21,8 +19,13 @@ def round_inputs(model: nn.Module, dtype: torch.dtype, device: torch.device) -> 
         dtype: of the model.
         device: of the model.
     """
+    if device.type != "cpu":
+        return 0
+    from kernels.cpu.quantized.quantized_packing import multiplies_bytes  # it imports numba
+    from kernels.cpu.runtime.instruction_set import detect
+
     instructions = detect()
-    if device.type != "cpu" or instructions is None or not multiplies_bytes(dtype, instructions):
+    if instructions is None or not multiplies_bytes(dtype, instructions):
         return 0
     layers = [each for each in model.modules() if isinstance(each, QuantizedLinear)]
     for each in layers:

@@ -1,10 +1,8 @@
 """The pruned argmax of a packed output layer on CPUs (see pruned_argmax_kernel)."""
 
 import ctypes
-from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from kernels.cpu.linear.layers import CpuLayers
@@ -13,29 +11,12 @@ from kernels.cpu.linear.weight_packing import PackedLayers
 from kernels.cpu.sampling import pruned_argmax_arguments as fields
 from kernels.cpu.sampling.pruned_argmax_entry_points import is_served, pruned_argmax_kernels
 from kernels.cpu.sampling.quantized_weights import QuantizedWeights, can_quantize, quantize_weights
+from kernels.interface import RowArgmax
 
 # Most panels that are computed for a row: a share of all, or so many in any case. If more may have
 # the largest output, the layer itself is faster.
 _MAX_SHARE = 16
 _MAX_IN_ANY_CASE = 32
-
-
-@dataclass(frozen=True, slots=True)
-class RowArgmax:
-    """Argmax of R rows; valid until the next step runs.
-
-    Attributes:
-        tokens: [R] int64, the first of the largest outputs; negative: undecided.
-        values: [R] float32, that output.
-    """
-
-    tokens: npt.NDArray[np.int64]
-    values: npt.NDArray[np.float32]
-
-    @property
-    def decided(self) -> bool:
-        """Whether all rows are; else the layer has to be computed."""
-        return bool(self.tokens.min() >= 0)
 
 
 class PrunedArgmax:

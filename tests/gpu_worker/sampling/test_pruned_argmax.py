@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from gpu_worker.model import layer_kernels
+from gpu_worker.model.fusion import cpu_fusion
 from gpu_worker.model.fusion.cpu_layers import PackedLinear
 from gpu_worker.model.graph import direct_pass, replay_check
 from gpu_worker.model.graph.captured_layers import ReplayedLayers
@@ -16,8 +16,8 @@ from gpu_worker.model.graph.replay_check import replays_exactly, trial_plans
 from gpu_worker.startup.build import Worker
 from gpu_worker.step.executor import Executor
 from kernels.cpu.runtime.instruction_set import Dot, Instructions, detect
-from kernels.cpu.sampling.pruned_argmax import RowArgmax
 from kernels.cpu.sampling.pruned_argmax_entry_points import is_served
+from kernels.interface import RowArgmax
 from shared.sampling import TokenBias
 from tests.gpu_worker.conftest import MakeWorker, poison, prompt
 from tests.gpu_worker.planner import Planner, sampling
@@ -40,7 +40,7 @@ def instructions() -> Instructions:
 def llama(make_worker: MakeWorker, instructions: Instructions) -> Iterator[Worker]:
     """A tiny Llama in bfloat16, whose executor all tests here get."""
     with pytest.MonkeyPatch.context() as patched:
-        for module in (layer_kernels, replay_check):
+        for module in (cpu_fusion, replay_check):
             patched.setattr(module, "detect", lambda: instructions)
         yield make_worker("llama", dtype="bfloat16", block_size=8, num_threads=2, num_blocks=128)
 
@@ -221,7 +221,7 @@ def test_only_bfloat16_is_pruned(
     instructions: Instructions,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for module in (layer_kernels, replay_check):
+    for module in (cpu_fusion, replay_check):
         monkeypatch.setattr(module, "detect", lambda: instructions)
     found = direct(make_worker("llama", dtype=dtype).executor)._pruned
     assert (found is not None) == (dtype == "bfloat16")

@@ -10,7 +10,7 @@ from transformers.activations import ACT2FN
 
 from gpu_worker.model.fusion.activations import find_activation
 from gpu_worker.model.fusion.cpu_fusion import Fusion, fuse
-from gpu_worker.model.fusion.cpu_layers import SharedInput
+from gpu_worker.model.fusion.shared_input import SharedInput
 from gpu_worker.model.loader import load_model
 from gpu_worker.model.ragged_model import RaggedModel
 from gpu_worker.settings import WorkerSettings
