@@ -202,7 +202,11 @@ def _array_converters(dtype: np.dtype[Any]) -> tuple[_Convert, _Convert]:
     def encode_array(value: Any) -> bytes:
         return np.ascontiguousarray(value, dtype=dtype).tobytes()
 
+    empty = np.frombuffer(b"", dtype=dtype)  # most arrays of a plan; read-only as all of them
+
     def decode_array(value: Any) -> Any:
+        if value == b"":
+            return empty
         if not isinstance(value, bytes) or len(value) % dtype.itemsize:
             raise DecodeError(f"expected packed {dtype}, got {value!r:.80}")
         return np.frombuffer(value, dtype=dtype)
