@@ -114,12 +114,16 @@ class EngineFeed:
                 is_behind = any(len(entries) >= _MOST_ENTRIES for entries in found.values())
                 if is_behind:
                     await asyncio.sleep(0)
-            if follower.view is None:
-                self._tell("waiting", _NO_PLANS)
-            else:
+            if follower.view is not None:
                 began_s = loop.time()
                 await self._publish(follower.view)
                 due_s = max(due_s, began_s + (loop.time() - began_s) / _MOST_SHARE)
+            if not found and await self._bus.get(self._keys.info) is None:
+                self._tell("away", f"no scheduler serves engine {self._keys.engine_id!r}")
+            elif follower.view is None:
+                self._tell("waiting", _NO_PLANS)
+            elif self._status:
+                self._tell("live", "")
             await asyncio.sleep(due_s - loop.time())
 
     async def _begin(self, follower: LogFollower) -> dict[str, EntryId]:
@@ -145,8 +149,6 @@ class EngineFeed:
         else:
             frame = self._frames.advance(view)
         self._view = view
-        if self._status:
-            self._tell("live", "")
         if frame is None:
             return
         for viewer in self._viewers:

@@ -99,6 +99,13 @@ class EngineView:
 
     # ------------------------------------------------------------------- plans
 
+    def has_request_of(self, admission: Admission) -> bool:
+        """Whether the request of a sequence that a plan admits was seen."""
+        is_beam = admission.sampling.beams is not None
+        return admission.handle in self._request_of or (
+            is_beam and self._preempted_search(admission) is not None
+        )
+
     def plan(self, plan: StepPlan) -> None:
         """Apply the next plan."""
         self.step, self.now_ms = plan.step, max(self.now_ms, plan.now_ms)

@@ -8,7 +8,7 @@ from shared.bus.api import Entry, EntryId
 from shared.codec import Message, decode
 from shared.engine_view.engine_view import EngineView
 from shared.errors import DecodeError
-from shared.messages.outputs import StepResult
+from shared.messages.outputs import RequestState, StepResult
 from shared.messages.plans import EpochStarted, StepPlan
 from shared.messages.snapshots import PoolSnapshot
 from shared.outputs_log.events import Damaged, Gap, Step
@@ -118,6 +118,8 @@ class LogFollower:
                 if at.epoch == self.view.epoch and cursor <= self._outputs_read:
                     self._apply_outputs(cursor)
                     if self._awaits is None:
+                        if not self._has_requests_of(at, plan):
+                            return
                         self._plans.popleft()
                         self._apply_plan(at, plan)
                     continue
@@ -127,6 +129,35 @@ class LogFollower:
             # Behind the last plan that can be applied: results of those before it.
             if not self._apply_outputs(None):
                 return
+
+    def _has_requests_of(self, at: EntryId, plan: StepPlan) -> bool:
+        """Apply the states of requests that a plan admits, if they are behind its cursor.
+
+        The scheduler appends them before the plan, and makes that without having read them.
+
+        Returns:
+            False: a state may follow that was not read so far.
+        """
+        assert self.view is not None
+        unknown = {
+            admission.handle
+            for admission in plan.admissions
+            if not self.view.has_request_of(admission)
+        }
+        if not unknown:
+            return True
+        is_complete = False  # all is read that was appended before the plan was executed
+        for entry in self._outputs:
+            is_complete |= entry.step >= plan.step or entry.id.epoch > at.epoch
+            if is_complete:
+                break
+            for message in entry.messages or ():
+                if isinstance(message, RequestState):
+                    handles = {choice.handle for choice in message.choices}
+                    if not unknown.isdisjoint(handles):
+                        self.view.apply(message)
+                        unknown -= handles
+        return is_complete or not unknown
 
     def _apply_plan(self, at: EntryId, plan: StepPlan) -> None:
         view = self.view

@@ -50,6 +50,7 @@ class ViewedEngine:
             lambda handle, place: ((handle + place * 3) % 97 + 1, (handle + place) % 31 == 0),
         )
         self._in_flight: deque[StepPlan] = deque()
+        self._unread: list[tuple[EntryId, list[Message]]] = []
         started = EpochStarted(epoch, "scheduler", ("worker",), np.empty(0, np.int32), str(epoch))
         self._append(self.plans, [started])
         self._append(self.outputs, [started])
@@ -57,7 +58,8 @@ class ViewedEngine:
     def ask(self, *messages: Message) -> None:
         """Apply messages of gateways."""
         answers = [a for m in messages for a in self.core.apply(m, EntryId(self.now_ms, 1))]
-        self._write(answers)
+        if answers:  # plans are made before the scheduler has read them
+            self._unread.append((self._append(self.outputs, answers), answers))
 
     def step(self) -> bool:
         """Plan, and execute the oldest plan; whether there was one."""
@@ -76,7 +78,8 @@ class ViewedEngine:
         while (plan := self.core.schedule(self.now_ms)) is not None:
             self._in_flight.append(plan)
             self.plans.append(Entry(EntryId(self.epoch, plan.step), (encode(plan),)))
-        self._write(self.core.take_answers())
+        if answers := self.core.take_answers():
+            self._write(answers)
 
     def snapshot(self) -> Entry:
         """Write a snapshot."""
@@ -87,12 +90,13 @@ class ViewedEngine:
 
     def _write(self, messages: list[Any]) -> None:
         """Append to outputs and apply, as the service does when it has read them."""
-        while messages:
-            at = self._append(self.outputs, messages)
-            again: list[Message] = []
-            for message in messages:
-                again += self.core.apply(message, at)
-            messages = again
+        if messages:
+            self._unread.append((self._append(self.outputs, messages), messages))
+        while self._unread:
+            at, read = self._unread.pop(0)
+            answers = [answer for message in read for answer in self.core.apply(message, at)]
+            if answers:
+                self._unread.append((self._append(self.outputs, answers), answers))
 
     def _append(self, log: list[Entry], messages: list[Message]) -> EntryId:
         at = EntryId(self.epoch, len(log))

@@ -123,6 +123,20 @@ async def test_a_key_sees_ids_of_its_own_requests_and_numbers_of_others_and_no_p
     assert "mine" not in json.dumps(snapshot)
 
 
+async def test_without_a_scheduler_its_last_state_is_shown_and_what_is_missing(
+    make_stage: MakeStage, bus: CountingBus, logged: LoggedEngine
+) -> None:
+    stage = await make_stage(bus=bus, ready=False)
+    await logged.write()
+    async with opened(stage) as events:
+        await until(events, "snapshot")
+        status = await until(events, "status")
+        assert status == {"state": "away", "detail": "no scheduler serves engine 'engine-0'"}
+        logged.engine.step()
+        await logged.write()
+        assert (await until(events, "status"))["state"] == "live"
+
+
 async def test_without_snapshots_the_feed_tells_why_it_is_empty(stage: Stage) -> None:
     async with opened(stage) as events:
         status = await until(events, "status")
