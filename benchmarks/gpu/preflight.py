@@ -5,13 +5,12 @@
 Each item runs in a process of its own with a time limit, because a fault of the device ends every
 later call of its process. Items are named as they end; each failure with the last lines of its
 output. Where ``compute-sanitizer`` is installed, an item that failed runs again under it. With
-``--device cpu`` kernels run in Triton's interpreter, and what only a GPU has is left out.
+``--device cpu`` kernels run in Triton's interpreter, and what only a GPU has is skipped.
 
-Exit codes: 0 if all items passed, else 1.
+Exit codes: 0 if no item failed, else 1.
 """
 
 import argparse
-import json
 import os
 import shutil
 import subprocess
@@ -20,6 +19,9 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+
+from benchmarks.gpu.preflight_items import ITEMS, why_not
+from benchmarks.gpu.report_tables import write_json
 
 _MOST_S = {"cuda": 60.0, "cpu": 180.0}  # of an item
 _SANITIZED_S = 120.0
@@ -31,8 +33,8 @@ class Finding:
     """How one item ended.
 
     Attributes:
-        outcome: "passed", "failed" or "timed out".
-        detail: the last lines of its output.
+        outcome: "passed", "failed", "timed out" or "skipped".
+        detail: the last lines of its output; of a skipped item, the reason.
         sanitizer: the last lines under compute-sanitizer; None: it did not run.
     """
 
@@ -46,7 +48,10 @@ class Finding:
 def run_item(
     name: str, device: str, prefix: Sequence[str] = (), most_s: float | None = None
 ) -> Finding:
-    """Run one item in a process of its own."""
+    """Run one item in a process of its own, if the device can run it."""
+    reason = why_not(name, device)
+    if reason is not None:
+        return Finding(name, "skipped", 0.0, reason)
     command = [*prefix, sys.executable, "-m", __spec__.name, "--item", name, "--device", device]
     environment = dict(os.environ)
     if device == "cpu":
@@ -70,12 +75,12 @@ def run_item(
 
 
 def preflight(device: str, items: Sequence[str], report: Callable[[Finding], None]) -> bool:
-    """Run items one after the other; whether all passed."""
+    """Run items one after the other; whether none failed."""
     sanitizer = shutil.which("compute-sanitizer") if device == "cuda" else None
     passed = True
     for name in items:
         found = run_item(name, device)
-        if found.outcome != "passed":
+        if found.outcome not in ("passed", "skipped"):
             passed = False
             if sanitizer is not None:
                 again = run_item(name, device, (sanitizer,), _SANITIZED_S)
@@ -92,8 +97,6 @@ def _tail(text: str) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the items; returns the exit code."""
-    from benchmarks.gpu import preflight_items
-
     parser = argparse.ArgumentParser(
         prog=f"python -m {__spec__.name}",
         description=__doc__,
@@ -101,10 +104,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--json", type=Path, metavar="FILE", help="for all findings")
-    parser.add_argument("--item", choices=tuple(preflight_items.ITEMS), help="only this one, here")
+    parser.add_argument("--item", choices=tuple(ITEMS), help="only this one, here")
     arguments = parser.parse_args(argv)
     if arguments.item is not None:
-        preflight_items.ITEMS[arguments.item](arguments.device)
+        ITEMS[arguments.item](arguments.device)
         return 0
     findings: list[Finding] = []
 
@@ -114,11 +117,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if found.outcome != "passed":
             print(found.detail, flush=True)
         if arguments.json is not None:
-            text = json.dumps([asdict(each) for each in findings], indent=1)
-            arguments.json.write_text(text + "\n")
+            write_json(arguments.json, [asdict(each) for each in findings])
 
-    wanted = preflight_items.names(arguments.device)
-    return 0 if preflight(arguments.device, wanted, report) else 1
+    return 0 if preflight(arguments.device, tuple(ITEMS), report) else 1
 
 
 if __name__ == "__main__":

@@ -229,6 +229,6 @@ ITEMS: dict[str, Callable[[str], None]] = {
 _ONLY_GPU = ("graph-capture", "virtual-memory")
 
 
-def names(device: str) -> list[str]:
-    """The items that a device can run."""
-    return [name for name in ITEMS if device == "cuda" or name not in _ONLY_GPU]
+def why_not(name: str, device: str) -> str | None:
+    """Why a device cannot run this item; None: it can."""
+    return "needs a GPU" if device != "cuda" and name in _ONLY_GPU else None

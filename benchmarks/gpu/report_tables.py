@@ -1,7 +1,10 @@
-"""Helpers for reports: targets, tables, absent parts."""
+"""Helpers for reports: targets, tables, absent parts, files."""
 
+import json
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +39,21 @@ def table(head: list[str], rows: Iterable[tuple[list[str], list[list[str]]]]) ->
             lines.append(_line([*left, *end]))
             left = [""] * len(case)
     return "\n".join(lines)
+
+
+def write_json(file: Path, found: object) -> None:
+    """Replace a file as a whole; figures that are not finite become null, as JSON has none."""
+    part = file.with_name(file.name + ".part")
+    part.write_text(json.dumps(_finite(found), indent=1, allow_nan=False) + "\n")
+    part.replace(file)
+
+
+def _finite(found: object) -> object:
+    if isinstance(found, dict):
+        return {name: _finite(value) for name, value in found.items()}
+    if isinstance(found, list | tuple):
+        return [_finite(value) for value in found]
+    return None if isinstance(found, float) and not math.isfinite(found) else found
 
 
 def _line(cells: list[str]) -> str:

@@ -24,7 +24,6 @@ setting; 3 if a fault of the device ended the run.
 """
 
 import argparse
-import json
 import os
 import platform
 import sys
@@ -42,7 +41,7 @@ from benchmarks.gpu.device_limits import Ceilings, LlamaWork, measure_ceilings
 from benchmarks.gpu.device_memory import free_unused
 from benchmarks.gpu.generate_baselines import Transformers
 from benchmarks.gpu.kernels.clock import Clock
-from benchmarks.gpu.report_tables import Absent
+from benchmarks.gpu.report_tables import Absent, write_json
 from benchmarks.gpu.step_cases import (
     TINY_SUITE,
     Bench,
@@ -172,9 +171,7 @@ class Run:
     def _write(self) -> None:
         if self._file is not None:
             found = as_json(self.rows, self._about, self.ceilings, self.missing)
-            part = self._file.with_name(self._file.name + ".part")
-            part.write_text(json.dumps(found, indent=1) + "\n")
-            part.replace(self._file)
+            write_json(self._file, found)
 
 
 def measure_ours(run: Run, bench: Bench, settings: WorkerSettings) -> None:

@@ -11,7 +11,6 @@ Exit codes: 0, whether or not targets are reached; 1 if a part failed; 2 without
 """
 
 import argparse
-import json
 import os
 import sys
 import time
@@ -34,7 +33,7 @@ from benchmarks.gpu.kernels.moves import (
 )
 from benchmarks.gpu.kernels.pools import Step, make_step
 from benchmarks.gpu.kernels.report import Baseline, Row, as_json, as_table
-from benchmarks.gpu.report_tables import Absent
+from benchmarks.gpu.report_tables import Absent, write_json
 from kernels.interface import AttentionBackend
 from kernels.reference import ReferenceBackend
 
@@ -68,7 +67,7 @@ def main() -> int:
             rows.append(item)
             print(f"{item.case}: {item.ours.median_us:.1f} µs", file=sys.stderr, flush=True)
         if args.json is not None:
-            args.json.write_text(json.dumps(as_json(rows, machine, absent), indent=1) + "\n")
+            write_json(args.json, as_json(rows, machine, absent))
     print(as_table(rows))
     if args.smoke:
         print("\nTiny cases: these times mean nothing.")
