@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass
+from pathlib import Path
 
 from gateway.access.networks import networks_of
 from gateway.access.priorities import PriorityRange
@@ -26,6 +27,12 @@ def _collector(text: str) -> str:
     if _COLLECTOR.fullmatch(text) is None:
         raise ValueError("expected the URL of a collector's OTLP over HTTP: http://HOST:4318")
     return text
+
+
+def _folder(text: str) -> str:
+    if not Path(text).is_dir():
+        raise ValueError("expected a folder that exists")
+    return str(Path(text).resolve())
 
 
 def checked_networks(text: str) -> str:
@@ -76,6 +83,12 @@ class GatewaySettings(ServiceSettings):
     ui: bool = setting(
         True,
         "Serve the page for browsers at /: a chat. Its files need no API key; its calls do.",
+    )
+    ui_recordings: str | None = setting(
+        None,
+        "Folder of recordings (--record of the scheduler) that the page's time machine can open; "
+        "every client with an API key may see what it shows of them. auto: none.",
+        parse=_folder,
     )
     otlp_endpoint: str | None = setting(
         None,

@@ -39,6 +39,7 @@ from gateway.service import Service
 from gateway.ui.feed_api import Feeds, feed_router
 from gateway.ui.page import ui_router
 from gateway.ui.past_api import past_router
+from gateway.ui.past_recordings import Recordings
 from shared.version import version
 
 _BODIES: list[type[BaseModel]] = [
@@ -54,11 +55,18 @@ _BODIES: list[type[BaseModel]] = [
 ]
 
 
-def create_app(service: Service, responses: Responses, batches: Batches, has_page: bool) -> FastAPI:
+def create_app(
+    service: Service,
+    responses: Responses,
+    batches: Batches,
+    has_page: bool,
+    recordings: str | None = None,
+) -> FastAPI:
     """The application that serves one gateway's clients.
 
     Args:
         has_page: it serves the page for browsers.
+        recordings: folder of the recordings that the page can open.
     """
     # Redirects would trust the Host header.
     # FastAPI's own page of the API loads scripts from other hosts, and sends no key.
@@ -74,7 +82,7 @@ def create_app(service: Service, responses: Responses, batches: Batches, has_pag
         app.include_router(ui_router())
         feeds = Feeds(service)
         app.include_router(feed_router(service, feeds))
-        app.include_router(past_router(service, feeds))
+        app.include_router(past_router(service, feeds, Recordings(recordings)))
     app.include_router(generate_router(service))
     app.include_router(messages_router(service))
     app.include_router(streams_router(service))

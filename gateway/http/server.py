@@ -95,7 +95,10 @@ class Server:
             ready: called when connections are accepted.
         """
         settings = self._settings
-        app = create_app(self.service, self._responses, self._batches, settings.ui)
+        app = create_app(
+            *(self.service, self._responses, self._batches),
+            *(settings.ui, settings.ui_recordings),
+        )
         http = HttpServer(app, settings.host, settings.port, self._limits)
         self.connections = http.server_state.connections
         engine = asyncio.create_task(self.service.models.run())

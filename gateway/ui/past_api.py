@@ -3,8 +3,12 @@
 ``/ui/past`` is the span of time that the logs have; ``/ui/past/stretch`` a stretch of it, as a
 snapshot with frames; ``/ui/past/explain`` the life of a request; ``/ui/past/rerun`` the requests of
 a stretch once more, with other settings. A process of its own works them out.
+
+``/ui/past/recordings`` lists recordings; with ``recording=NAME`` span, stretch and rerun are those
+of one.
 """
 
+import asyncio
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -16,13 +20,14 @@ from gateway.service import Service
 from gateway.ui.feed_api import HEADERS, Feeds
 from gateway.ui.past_child import PastChild
 from gateway.ui.past_logs import PastLogs
+from gateway.ui.past_recordings import Recordings
 
 _LONGEST_MS = 120_000  # of a stretch
 _KINDS = ("recompute", "swap", "auto")
 _MOST_BLOCKS = 10_000_000
 
 
-def past_router(service: Service, feeds: Feeds) -> APIRouter:
+def past_router(service: Service, feeds: Feeds, recordings: Recordings) -> APIRouter:
     """The endpoints of the time machine."""
     router = APIRouter(include_in_schema=False)
     child = PastChild()
@@ -33,13 +38,39 @@ def past_router(service: Service, feeds: Feeds) -> APIRouter:
         engine_id, bus = feeds.engine(request.query_params.get("engine"))
         return PastLogs(bus, engine_id)
 
-    async def ask(name: str, logs: dict[str, Any], **more: Any) -> dict[str, Any]:
+    async def ask(name: str, source: dict[str, Any], **more: Any) -> dict[str, Any]:
         numbers = feeds.numbers
-        question = {"name": name, "logs": logs, "numbers": numbers.known, **more}
+        question = {"name": name, "numbers": numbers.known, **source, **more}
         return await child.ask(question | {"next": numbers.next_elsewhere})
+
+    async def recording_of(request: Request) -> str | None:
+        """The path of the recording that a call names."""
+        if service.draining:
+            raise shutting_down(accepted=False)
+        name = request.query_params.get("recording")
+        return None if name is None else await asyncio.to_thread(recordings.path_of, name)
+
+    async def stretch_of(request: Request, since_ms: int, until_ms: int) -> dict[str, Any]:
+        """Where the process finds a stretch: entries of the logs, or a recording."""
+        if (path := await recording_of(request)) is not None:
+            return {"recording": path}
+        logs = logs_of(request)
+        with bus_errors():
+            return {"logs": await logs.stretch(since_ms, until_ms)}
+
+    @router.get("/ui/past/recordings")
+    async def list_recordings() -> Response:
+        if service.draining:
+            raise shutting_down(accepted=False)
+        files = await asyncio.to_thread(recordings.files)
+        paths = [found.path for found in files]
+        spans = await ask("spans", {"recordings": paths}) if paths else {}
+        return JSONResponse([found.row(spans.get(found.path)) for found in files], headers=HEADERS)
 
     @router.get("/ui/past")
     async def show_span(request: Request) -> Response:
+        if (path := await recording_of(request)) is not None:
+            return _answer(await ask("span", {"recording": path}))
         logs = logs_of(request)
         with bus_errors():
             span = await logs.span()
@@ -48,14 +79,13 @@ def past_router(service: Service, feeds: Feeds) -> APIRouter:
     @router.get("/ui/past/stretch")
     async def show_stretch(request: Request) -> Response:
         since_ms, until_ms = _span(request)
-        logs = logs_of(request)
-        with bus_errors():
-            entries = await logs.stretch(since_ms, until_ms)
-        found = await ask("stretch", entries, since_ms=since_ms, until_ms=until_ms)
+        source = await stretch_of(request, since_ms, until_ms)
+        found = await ask("stretch", source, since_ms=since_ms, until_ms=until_ms)
         tenant = call_of(request).tenant
         for number, request_id, owner in found["names"]:
             feeds.numbers.learn(request_id, number)
-            feeds.remember_owner(request_id, owner)
+            if "logs" in source:  # a recording must not give a request of the logs another owner
+                feeds.remember_owner(request_id, owner)
         found["names"] = [[n, name] for n, name, owner in found["names"] if owner == tenant]
         return _answer(found)
 
@@ -70,16 +100,15 @@ def past_router(service: Service, feeds: Feeds) -> APIRouter:
         with bus_errors():
             entries = await logs.everything()
         block_size = None if feed.view is None else feed.view.geometry.block_size
-        return _answer(await ask("explain", entries, request_id=request_id, block_size=block_size))
+        more = {"request_id": request_id, "block_size": block_size}
+        return _answer(await ask("explain", {"logs": entries}, **more))
 
     @router.get("/ui/past/rerun")
     async def rerun_stretch(request: Request) -> Response:
         since_ms, until_ms = _span(request)
         more = {"since_ms": since_ms, "until_ms": until_ms, "changes": _changes(request)}
-        logs = logs_of(request)
-        with bus_errors():
-            entries = await logs.stretch(since_ms, until_ms)
-        return _answer(await ask("rerun", entries, **more))
+        source = await stretch_of(request, since_ms, until_ms)
+        return _answer(await ask("rerun", source, **more))
 
     return router
 

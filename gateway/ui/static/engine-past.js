@@ -11,6 +11,8 @@ export class Past {
   constructor({ key, engine }) {
     Object.assign(this, { key, engine });
     this.isOn = false;
+    this.recording = ""; // name of a file that is shown instead of the logs
+    this.problem = ""; // why the stretch ends early
     this.state = new EngineState(); // at the moment that is shown
     this.full = new EngineState(); // at the end of the stretch, for what is drawn over time
     this.since = this.until = this.at = 0;
@@ -22,12 +24,17 @@ export class Past {
 
   async fetch(path, values = {}, signal = undefined) {
     const name = this.engine();
-    const query = new URLSearchParams({ ...values, ...(name ? { engine: name } : {}) });
+    const source = this.recording ? { recording: this.recording } : name ? { engine: name } : {};
+    const query = new URLSearchParams({ ...values, ...source });
     return (await get(`ui/${path}?${query}`, this.key(), signal)).json();
   }
 
   span() {
     return this.fetch("past");
+  }
+
+  recordings() {
+    return this.fetch("past/recordings");
   }
 
   explain(number) {
@@ -48,7 +55,7 @@ export class Past {
       const until = Math.ceil(Math.min(span.last_ms, at + AHEAD_MS));
       const data = await this.fetch("past/stretch", { since_ms: since, until_ms: Math.max(since, until) }, controller.signal);
       if (controller !== this.controller) return false;
-      if (!data.snapshot) throw new Error("The logs do not reach back so far.");
+      if (!data.snapshot) throw new Error(this.recording ? "The recording has nothing there." : "The logs do not reach back so far.");
       this.load(data, since, Math.max(until, since + 1));
     }
     this.isOn = true;
@@ -59,6 +66,7 @@ export class Past {
   load(data, since, until) {
     this.snapshot = data.snapshot;
     this.frames = data.frames;
+    this.problem = data.problem ?? "";
     this.since = since;
     this.until = until;
     const names = new Map(data.names);

@@ -5,9 +5,11 @@ import { keyStore } from "./conversation.js";
 import { Feed } from "./engine-feed.js";
 import { Past } from "./engine-past.js";
 import { BlockMap } from "./engine-map.js";
+import { listRecordings } from "./engine-recordings.js";
 import { css, onSchemeChange, rgbOfRequest } from "./engine-colours.js";
 import { EngineState, PHASE, PHASE_NAMES } from "./engine-state.js";
 import { Timeline } from "./engine-timeline.js";
+import { setUpWhatIf } from "./engine-what-if.js";
 import { byId, make } from "./view.js";
 
 const HASH = "#/engine"; // no element's name: the page would scroll to it
@@ -17,7 +19,7 @@ const source = { key: () => keyStore.read(), engine: () => byId("engine-name").v
 const past = new Past(source);
 const LIVE_SPAN_MS = 30_000;
 const shown = () => (past.isOn ? past.state : live);
-let span = { first_ms: 0, last_ms: 0 }; // of the logs
+let span = { first_ms: 0, last_ms: 0 }; // of the logs, or the recording
 let playing = 0;
 let clockOffsetMs = 0; // of the engine's clock to this one
 let selected = 0;
@@ -189,7 +191,7 @@ function showRequest() {
   box.replaceChildren(
     make("h2", {}, swatch(selected), ` Request #${selected} `, make("small", {}, name || "of another key")),
     make("p", {}, `${PHASE_NAMES[request.phase]} · ${request.prompt} prompt tokens · ${request.generated} of up to ${request.maxOutput} generated${request.choices > 1 ? ` · ${request.choices} ${request.isSearch ? "beams" : "choices"}` : ""}${request.priority ? ` · priority ${request.priority}` : ""}`),
-    listOf(marks), ...(name ? [explain] : []));
+    listOf(marks), ...(name && !past.recording ? [explain] : []));
 }
 
 async function explainRequest(number, box) {
@@ -207,12 +209,18 @@ async function explainRequest(number, box) {
 // -------------------------------------------------------------- time machine
 
 async function updateSpan() {
+  if (past.recording) return; // its span stays as it is
   try {
     const found = await past.span();
+    if (past.recording) return;
     if (found.first_ms) span = found;
   } catch {
     return; // the feed reports the same
   }
+  showSpan();
+}
+
+function showSpan() {
   const slider = byId("moment");
   slider.min = span.first_ms;
   slider.max = span.last_ms;
@@ -246,8 +254,29 @@ function showPast() {
   schedule();
 }
 
+// Shows the start of a recording, or with "" what is now.
+async function openRecording(name) {
+  toLive();
+  if (!name) return;
+  byId("recording").value = past.recording = name;
+  byId("moment-text").textContent = "opening …";
+  try {
+    const found = await past.span();
+    if (past.recording !== name) return;
+    span = found;
+    showSpan();
+    seek(span.first_ms);
+  } catch (error) {
+    if (past.recording === name) byId("moment-text").textContent = error.message;
+  }
+}
+
 function toLive() {
   past.leave();
+  if (past.recording) {
+    byId("recording").value = past.recording = "";
+    updateSpan();
+  }
   stopPlaying();
   timeline.other = null;
   delete panel.dataset.past;
@@ -270,55 +299,31 @@ function stopPlaying() {
 byId("moment").addEventListener("input", () => {
   stopPlaying();
   const at = Number(byId("moment").value);
-  if (at >= span.last_ms) toLive();
+  if (at >= span.last_ms && !past.recording) toLive();
   else seek(at);
 });
 byId("to-live").addEventListener("click", toLive);
+byId("recording").addEventListener("change", () => openRecording(byId("recording").value));
 byId("play").addEventListener("click", () => {
   if (playing) return stopPlaying();
   byId("play").textContent = "❚❚";
   byId("play").setAttribute("aria-label", "Pause");
   playing = setInterval(() => {
     const at = past.at + 100;
-    if (at >= span.last_ms) toLive();
+    if (at >= span.last_ms) past.recording ? stopPlaying() : toLive();
     else if (at <= past.until || past.wanted <= past.until) seek(at);
   }, 100);
 });
-byId("what-if").addEventListener("toggle", () => {
-  const form = byId("what-if-form");
-  const state = shown();
-  if (form.num_blocks.value || !state.isReady) return;
-  form.num_blocks.value = 2 * state.numBlocks;
-  form.num_host_blocks.value = state.numHostBlocks;
-  form.preemption.value = state.preemption;
-  form.num_watermark_blocks.value = state.watermark;
-});
-byId("what-if-form").addEventListener("submit", async event => {
-  event.preventDefault();
-  const until = past.isOn ? past.until : live.at;
-  const since = past.isOn ? past.since : until - LIVE_SPAN_MS;
-  const result = byId("what-if-result");
-  result.textContent = "The requests run again …";
-  try {
-    const found = await past.rerun(since, until, Object.fromEntries(new FormData(event.target)));
-    const pointsOf = ({ points }) => points.map(([at, used, waiting, running]) => ({ at, used, waiting, running }));
-    timeline.other = pointsOf(found.after);
-    timeline.other.scale = found.num_blocks / shown().numBlocks;
-    const seconds = run => ((run.end_ms - since) / 1000).toFixed(1);
-    const { before, after } = found;
-    result.textContent = `${found.num_requests} requests by simulation: preemptions ${before.num_preemptions} with the settings as they are, ${after.num_preemptions} with these (${found.num_preemptions} there were); the last one ends after ${seconds(before)} s and ${seconds(after)} s. The dashed curves have these settings; blocks are shares of the pool.`;
-    panel.dataset.whatIf = `${before.num_preemptions},${after.num_preemptions}`;
-  } catch (error) {
-    result.textContent = error.message;
-  }
+setUpWhatIf({ past, timeline, panel, shown, spanMs: LIVE_SPAN_MS, onRun: () => {
   wordsDueMs = 0;
   schedule();
-});
+} });
 
 // ------------------------------------------------------------------ controls
 
 function onStatus(state, detail) {
   if (past.isOn && state === "live") state = "past";
+  if (state === "past") detail = past.problem;
   byId("engine-live").textContent = state;
   byId("engine-live").className = `live ${state}`;
   const text = state === "key" ? "This server asks for an API key: enter it in the chat's settings." : detail;
@@ -349,6 +354,7 @@ async function show(name) {
   if (isEngine !== (location.hash === HASH)) history.replaceState(null, "", isEngine ? HASH : location.pathname);
   if (!isEngine) return feed.stop();
   await loadEngines();
+  listRecordings(past, byId("recording-choice"), byId("recording"));
   updateSpan();
   if (!document.hidden && !panel.hidden) feed.start();
   schedule();

@@ -1,5 +1,6 @@
 """The engine's view in a real browser, beside a scheduler core whose logs it shows."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from shared.bus.memory import MemoryBus
 from tests.gateway.conftest import MakeStage, Stage
 from tests.gateway.ui.logged_engine import LoggedEngine
 from tests.support.requests import submit
+from tests.support.walks.recorded import record
 
 
 @pytest.fixture
@@ -17,8 +19,9 @@ def bus() -> MemoryBus:
 
 
 @pytest.fixture
-async def stage(make_stage: MakeStage, bus: MemoryBus) -> Stage:
-    return await make_stage(bus=bus)
+async def stage(make_stage: MakeStage, bus: MemoryBus, tmp_path: Path) -> Stage:
+    record(tmp_path / "made-elsewhere", seed=3)
+    return await make_stage(bus=bus, ui_recordings=str(tmp_path))
 
 
 async def shown(browser: Browser, step: int) -> dict[str, Any]:
@@ -154,4 +157,20 @@ async def test_the_time_machine_shows_a_preemption_that_a_small_pool_forced_and_
     assert before > after == 0
     await browser.click("#to-live")
     await browser.shows("live", "engine-live")
+
+    choose = (
+        "const s = document.getElementById('recording'); s.focus(); s.value = arguments[0];"
+        "s.dispatchEvent(new Event('change'));"
+        "return [document.activeElement === s, s.labels.length]"
+    )
+    await browser.until("return !document.getElementById('recording-choice').hidden")
+    assert await browser.run(choose, "made-elsewhere") == [True, 1]
+    await browser.shows("past", "engine-live")
+    await browser.until("return document.getElementById('moment').max < 1000")
+    await browser.until(
+        "return document.getElementById('map').getAttribute('aria-label').includes(' of 40 in use')"
+    )
+    assert await browser.run(choose, "") == [True, 1]
+    await browser.shows("live", "engine-live")
+    await browser.until("return document.getElementById('moment').max > 5_000_000")
     assert await browser.errors() == []
