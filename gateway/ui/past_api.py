@@ -27,89 +27,105 @@ _KINDS = ("recompute", "swap", "auto")
 _MOST_BLOCKS = 10_000_000
 
 
-def past_router(service: Service, feeds: Feeds, recordings: Recordings) -> APIRouter:
-    """The endpoints of the time machine."""
-    router = APIRouter(include_in_schema=False)
-    child = PastChild()
+class _Past:
+    """Answers questions about the past of a gateway's engines."""
 
-    def logs_of(request: Request) -> PastLogs:
-        if service.draining:
-            raise shutting_down(accepted=False)
-        engine_id, bus = feeds.engine(request.query_params.get("engine"))
-        return PastLogs(bus, engine_id)
+    def __init__(self, service: Service, feeds: Feeds, recordings: Recordings) -> None:
+        self._service = service
+        self._feeds = feeds
+        self._recordings = recordings
+        self._child = PastChild()
 
-    async def ask(name: str, source: dict[str, Any], **more: Any) -> dict[str, Any]:
-        numbers = feeds.numbers
-        question = {"name": name, "numbers": numbers.known, **source, **more}
-        return await child.ask(question | {"next": numbers.next_elsewhere})
-
-    async def recording_of(request: Request) -> str | None:
-        """The path of the recording that a call names."""
-        if service.draining:
-            raise shutting_down(accepted=False)
-        name = request.query_params.get("recording")
-        return None if name is None else await asyncio.to_thread(recordings.path_of, name)
-
-    async def stretch_of(request: Request, since_ms: int, until_ms: int) -> dict[str, Any]:
-        """Where the process finds a stretch: entries of the logs, or a recording."""
-        if (path := await recording_of(request)) is not None:
-            return {"recording": path}
-        logs = logs_of(request)
-        with bus_errors():
-            return {"logs": await logs.stretch(since_ms, until_ms)}
-
-    @router.get("/ui/past/recordings")
-    async def list_recordings() -> Response:
-        if service.draining:
-            raise shutting_down(accepted=False)
-        files = await asyncio.to_thread(recordings.files)
+    async def list_recordings(self) -> Response:
+        """The recordings that there are, with their spans."""
+        self._check_open()
+        files = await asyncio.to_thread(self._recordings.files)
         paths = [found.path for found in files]
-        spans = await ask("spans", {"recordings": paths}) if paths else {}
+        spans = await self._ask("spans", {"recordings": paths}) if paths else {}
         return JSONResponse([found.row(spans.get(found.path)) for found in files], headers=HEADERS)
 
-    @router.get("/ui/past")
-    async def show_span(request: Request) -> Response:
-        if (path := await recording_of(request)) is not None:
-            return _answer(await ask("span", {"recording": path}))
-        logs = logs_of(request)
+    async def show_span(self, request: Request) -> Response:
+        """First and last moment."""
+        if (path := await self._recording_of(request)) is not None:
+            return _answer(await self._ask("span", {"recording": path}))
+        logs = self._logs_of(request)
         with bus_errors():
             span = await logs.span()
         return _answer({"first_ms": span[0], "last_ms": span[1]} if span else {})
 
-    @router.get("/ui/past/stretch")
-    async def show_stretch(request: Request) -> Response:
+    async def show_stretch(self, request: Request) -> Response:
+        """A snapshot and frames, with the ids of the key's own requests."""
         since_ms, until_ms = _span(request)
-        source = await stretch_of(request, since_ms, until_ms)
-        found = await ask("stretch", source, since_ms=since_ms, until_ms=until_ms)
+        source = await self._stretch_of(request, since_ms, until_ms)
+        found = await self._ask("stretch", source, since_ms=since_ms, until_ms=until_ms)
         tenant = call_of(request).tenant
         for number, request_id, owner in found["names"]:
-            feeds.numbers.learn(request_id, number)
+            self._feeds.numbers.learn(request_id, number)
             if "logs" in source:  # a recording must not give a request of the logs another owner
-                feeds.remember_owner(request_id, owner)
+                self._feeds.remember_owner(request_id, owner)
         found["names"] = [[n, name] for n, name, owner in found["names"] if owner == tenant]
         return _answer(found)
 
-    @router.get("/ui/past/explain")
-    async def explain_request(request: Request) -> Response:
+    async def explain_request(self, request: Request) -> Response:
+        """The life of one of the key's own requests."""
+        feeds = self._feeds
         number = _number(request, "request", 1, 1 << 40)
         request_id = feeds.numbers.id_of(number)
         feed = feeds.feed(request.query_params.get("engine"))
         if request_id is None or feeds.owner_of(request_id, feed) != call_of(request).tenant:
             raise ApiError(404, f"request={number}: this key has no such request in the logs")
-        logs = logs_of(request)
+        logs = self._logs_of(request)
         with bus_errors():
             entries = await logs.everything()
         block_size = None if feed.view is None else feed.view.geometry.block_size
         more = {"request_id": request_id, "block_size": block_size}
-        return _answer(await ask("explain", {"logs": entries}, **more))
+        return _answer(await self._ask("explain", {"logs": entries}, **more))
 
-    @router.get("/ui/past/rerun")
-    async def rerun_stretch(request: Request) -> Response:
+    async def rerun_stretch(self, request: Request) -> Response:
+        """The curves of a stretch with the settings that there were, and with others."""
         since_ms, until_ms = _span(request)
         more = {"since_ms": since_ms, "until_ms": until_ms, "changes": _changes(request)}
-        source = await stretch_of(request, since_ms, until_ms)
-        return _answer(await ask("rerun", source, **more))
+        source = await self._stretch_of(request, since_ms, until_ms)
+        return _answer(await self._ask("rerun", source, **more))
 
+    async def _ask(self, name: str, source: dict[str, Any], **more: Any) -> dict[str, Any]:
+        numbers = self._feeds.numbers
+        question = {"name": name, "numbers": numbers.known, **source, **more}
+        return await self._child.ask(question | {"next": numbers.next_elsewhere})
+
+    async def _stretch_of(self, request: Request, since_ms: int, until_ms: int) -> dict[str, Any]:
+        """Where the process finds a stretch: entries of the logs, or a recording."""
+        if (path := await self._recording_of(request)) is not None:
+            return {"recording": path}
+        logs = self._logs_of(request)
+        with bus_errors():
+            return {"logs": await logs.stretch(since_ms, until_ms)}
+
+    async def _recording_of(self, request: Request) -> str | None:
+        """The path of the recording that a call names, if it names one."""
+        self._check_open()
+        name = request.query_params.get("recording")
+        return None if name is None else await asyncio.to_thread(self._recordings.path_of, name)
+
+    def _logs_of(self, request: Request) -> PastLogs:
+        self._check_open()
+        engine_id, bus = self._feeds.engine(request.query_params.get("engine"))
+        return PastLogs(bus, engine_id)
+
+    def _check_open(self) -> None:
+        if self._service.draining:
+            raise shutting_down(accepted=False)
+
+
+def past_router(service: Service, feeds: Feeds, recordings: Recordings) -> APIRouter:
+    """The endpoints of the time machine."""
+    router = APIRouter(include_in_schema=False)
+    past = _Past(service, feeds, recordings)
+    router.get("/ui/past")(past.show_span)
+    router.get("/ui/past/recordings")(past.list_recordings)
+    router.get("/ui/past/stretch")(past.show_stretch)
+    router.get("/ui/past/explain")(past.explain_request)
+    router.get("/ui/past/rerun")(past.rerun_stretch)
     return router
 
 

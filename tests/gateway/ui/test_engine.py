@@ -157,7 +157,17 @@ async def test_the_time_machine_shows_a_preemption_that_a_small_pool_forced_and_
     assert before > after == 0
     await browser.click("#to-live")
     await browser.shows("live", "engine-live")
+    assert await browser.errors() == []
 
+
+async def test_a_recording_is_chosen_beside_the_slider_and_left_again(
+    stage: Stage, bus: MemoryBus, browser: Browser
+) -> None:
+    logged = LoggedEngine(bus, 5_000_000)
+    logged.engine.snapshot()
+    await logged.write()
+    await browser.open(f"{stage.url}/#/engine")
+    await browser.shows("live", "engine-live")
     choose = (
         "const s = document.getElementById('recording'); s.focus(); s.value = arguments[0];"
         "s.dispatchEvent(new Event('change'));"
