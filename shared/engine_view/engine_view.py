@@ -1,13 +1,15 @@
 """Follows an engine's plans and outputs from a snapshot on."""
 
+import json
 from collections import Counter, deque
 from collections.abc import Callable
 
 import numpy as np
 
 from shared.bus.api import EntryId
+from shared.engine_view.block_reuse import BlockReuse
 from shared.engine_view.marks import Mark, MarkKind, words_of_epoch, words_of_preemption
-from shared.engine_view.sequences import RequestView, SequenceView
+from shared.engine_view.sequences import RequestView, SequenceView, preempted_search
 from shared.messages.outputs import BeamsEnded, ChoiceEnded, RequestEnded, RequestState
 from shared.messages.plans import Admission, EpochStarted, StepPlan
 from shared.messages.snapshots import PoolSnapshot, RequestPhase, RequestSnapshot
@@ -16,7 +18,8 @@ from shared.outputs_log.events import OutputsEvent, Step
 _MOST_ENDED = 64  # requests that have ended and are still shown
 _MOST_STEPS = 256
 _MOST_MARKS = 256
-_P = RequestPhase
+# Looking up a member of an enum takes as long as several look-ups in a dictionary.
+_WAITING, _PREFILL, _DECODE, _PREEMPTED, _SWAPPED, _ENDED = RequestPhase
 
 
 class EngineView:
@@ -34,6 +37,7 @@ class EngineView:
         sequences: those with blocks, by handle.
         host_owners: [num_host_blocks] numbers of requests, 0 for free blocks.
         is_cached, is_pinned: [num_blocks] as of the last snapshot.
+        reuse: of blocks with known content, since the snapshot.
         changed: requests that changed since this was cleared, by number.
         phases: how many requests are in each phase.
         marks, num_marks: the last ones, and how many there were.
@@ -54,6 +58,8 @@ class EngineView:
         self.host_owners = np.zeros(snapshot.num_host_blocks, np.int32)
         self.is_cached = np.zeros(snapshot.num_blocks, bool)
         self.is_pinned = np.zeros(snapshot.num_blocks, bool)
+        keeps_cached = json.loads(snapshot.settings).get("prefix_caching", True)
+        self.reuse = BlockReuse(snapshot.num_blocks, snapshot.block_size, keeps_cached)
         self.marks: deque[Mark] = deque(maxlen=_MOST_MARKS)
         self.num_marks = 0
         # [step, at_ms, batched tokens, prompt tokens, waiting, running, microseconds]
@@ -61,6 +67,7 @@ class EngineView:
         self._request_of: dict[int, RequestView] = {}  # by handle in results
         self._planned: dict[int, tuple[int, int]] = {}  # of steps without result: time, prompts
         self._ended: deque[RequestView] = deque()
+        self._result_step = snapshot.step
         for found in snapshot.requests:
             self._restore(found)
         self.correct(snapshot)
@@ -72,12 +79,13 @@ class EngineView:
             had_table[found.block_tables] = True
         self.is_cached &= had_table  # what was released since
         self.is_cached[snapshot.cached] = True
+        self.reuse.correct(snapshot.cached, had_table)
         self.is_pinned[:] = False
         self.is_pinned[snapshot.pinned] = True
         for found in snapshot.requests:
             request = self.requests.get(found.request_id)
             # Results that were in flight when beams were swapped out change which are kept.
-            if found.search and request is not None and request.phase is _P.SWAPPED:
+            if found.search and request is not None and request.phase is _SWAPPED:
                 request.hosts = {request.search: found.host_tables}
                 self._own_hosts(request)
 
@@ -88,7 +96,7 @@ class EngineView:
         self.steps.extend(before.steps)
         for request in self.requests.values():
             known = before.requests.get(request.request_id)
-            if known is not None and known.phase not in (_P.WAITING, _P.ENDED):
+            if known is not None and known.phase not in (_WAITING, _ENDED):
                 text = f"#{request.number} goes on with {request.num_generated} tokens"
                 self._mark(MarkKind.RECOVERED, request.number, text)
 
@@ -103,7 +111,7 @@ class EngineView:
         """Whether the request of a sequence that a plan admits was seen."""
         is_beam = admission.sampling.beams is not None
         return admission.handle in self._request_of or (
-            is_beam and self._preempted_search(admission) is not None
+            is_beam and preempted_search(self.requests.values(), admission) is not None
         )
 
     def plan(self, plan: StepPlan) -> None:
@@ -121,28 +129,36 @@ class EngineView:
             for handle, parent in zip(beams.handles.tolist(), parents, strict=False):
                 if parent is not None and handle not in sequences:
                     self._add(parent.fork(handle))
-        self.host_owners[plan.swap_in_host] = 0
-        replaced = zip(plan.replaced_handles.tolist(), plan.replaced_columns.tolist(), strict=True)
-        for (handle, column), block in zip(replaced, plan.copy_targets.tolist(), strict=True):
-            if (sequence := sequences.get(handle)) is not None:
-                sequence.replace(column, block)
+        if len(plan.swap_in_host):
+            self.host_owners[plan.swap_in_host] = 0
+        if len(plan.copy_targets):
+            self._copy(plan)
+        swapped_in = plan.swap_in_device.tolist()
         for admission in plan.admissions:
-            self._admit(admission)
-        grown = zip(plan.grown_handles.tolist(), plan.grown_blocks.tolist(), strict=True)
+            self._admit(admission, swapped_in)
+        self.reuse.take(blocks := plan.grown_blocks.tolist())
+        grown = zip(plan.grown_handles.tolist(), blocks, strict=True)
         for handle, block in grown:
             if (sequence := sequences.get(handle)) is not None:
                 sequence.grow(block)
-        chunks = zip(plan.chunk_handles.tolist(), plan.chunk_tokens.tolist(), strict=True)
-        for handle, num_tokens in chunks:
+        chunk_tokens = plan.chunk_tokens.tolist()
+        for handle, num_tokens in zip(plan.chunk_handles.tolist(), chunk_tokens, strict=True):
             self._compute(handle, num_tokens)
         forks = zip(plan.fork_parents.tolist(), plan.fork_children.tolist(), strict=True)
         for parent_handle, child in forks:
             if (parent := sequences.get(parent_handle)) is not None:
                 self._add(parent.fork(child))
-        num_prompt_tokens = sum(plan.chunk_tokens.tolist())
-        self._planned[plan.step] = (plan.now_ms, num_prompt_tokens)
+        self._planned[plan.step] = (plan.now_ms, sum(chunk_tokens))
         if len(self._planned) > _MOST_STEPS:
             self._planned.pop(next(iter(self._planned)))
+
+    def _copy(self, plan: StepPlan) -> None:
+        """Put the targets of copies into tables."""
+        self.reuse.take(copies := plan.copy_targets.tolist())
+        replaced = zip(plan.replaced_handles.tolist(), plan.replaced_columns.tolist(), strict=True)
+        for (handle, column), block in zip(replaced, copies, strict=True):
+            if (sequence := self.sequences.get(handle)) is not None:
+                sequence.replace(column, block)
 
     def _preempt(self, plan: StepPlan, request_id: str) -> None:
         found = next(one for one in plan.preemptions if one.request_id == request_id)
@@ -159,8 +175,8 @@ class EngineView:
         kind = MarkKind.SWAPPED if is_swap else MarkKind.PREEMPTED
         self._mark(kind, request.number, text)
         for handle in list(request.sequences):
-            self._remove(handle)
-        self._move(request, _P.SWAPPED if is_swap else _P.PREEMPTED)
+            self._remove(handle, is_preempted=True)
+        self._move(request, _SWAPPED if is_swap else _PREEMPTED)
 
     def _own_hosts(self, request: RequestView) -> None:
         self.host_owners[self.host_owners == request.number] = 0
@@ -174,13 +190,15 @@ class EngineView:
                 continue
             request = sequence.request
             self._remove(handle)
-            if not request.sequences and not request.search and request.phase is not _P.ENDED:
-                self._move(request, _P.PREEMPTED)
+            if not request.sequences and not request.search and request.phase is not _ENDED:
+                self._move(request, _PREEMPTED)
 
-    def _admit(self, admission: Admission) -> None:
+    def _admit(self, admission: Admission, swapped_in: list[int]) -> None:
+        table = admission.block_table
+        self.reuse.admit(table, admission.num_computed, bool(swapped_in) and table[0] in swapped_in)
         request = self._request_of.get(admission.handle)
         if request is None and admission.sampling.beams is not None:
-            request = self._preempted_search(admission)
+            request = preempted_search(self.requests.values(), admission)
         if request is None:
             return  # it computes a pinned prefix
         if request.hosts.pop(request.search or admission.handle, None) is not None:
@@ -190,24 +208,13 @@ class EngineView:
         request.max_output = min(admission.sampling.max_tokens, limit)
         num_tokens = len(admission.tokens)
         sequence = SequenceView(admission.handle, request, admission.num_computed, num_tokens)
-        sequence.table = admission.block_table
-        if request.phase in (_P.PREEMPTED, _P.SWAPPED):
+        sequence.table = table
+        if request.phase in (_PREEMPTED, _SWAPPED):
             rest = num_tokens - admission.num_computed
             text = f"step {self.step}: #{request.number} has blocks again, {rest} of {num_tokens} "
             self._mark(MarkKind.READMITTED, request.number, text + "tokens are computed again")
         self._add(sequence)
-        self._move(request, _P.PREFILL)
-
-    def _preempted_search(self, admission: Admission) -> RequestView | None:
-        """The beam search of a beam that came of a result after the search was preempted."""
-        found = (
-            request
-            for request in self.requests.values()
-            if request.search
-            and request.num_prompt_tokens == admission.num_prompt_tokens
-            and request.phase not in (_P.DECODE, _P.ENDED)
-        )
-        return min(found, key=lambda one: (one.priority, one.accepted_ms), default=None)
+        self._move(request, _PREFILL)
 
     def _compute(self, handle: int, num_tokens: int) -> None:
         sequence = self.sequences.get(handle)
@@ -218,10 +225,10 @@ class EngineView:
         if sequence.num_computed >= sequence.num_tokens:
             if not request.search:
                 sequence.start_decoding(self.step)
-            if request.phase is _P.PREFILL and all(
+            if request.phase is _PREFILL and all(
                 found.num_computed >= found.num_tokens for found in request.sequences.values()
             ):
-                self._move(request, _P.DECODE)
+                self._move(request, _DECODE)
 
     # ----------------------------------------------------------------- outputs
 
@@ -242,19 +249,19 @@ class EngineView:
 
     def _take_step(self, step: Step) -> None:
         result = step.result
+        self._result_step = result.step
         at_ms, num_prompt_tokens = self._planned.pop(result.step, (self.now_ms, 0))
-        waiting = self.phases[_P.WAITING] + self.phases[_P.PREEMPTED] + self.phases[_P.SWAPPED]
-        running = self.phases[_P.PREFILL] + self.phases[_P.DECODE]
+        waiting = self.phases[_WAITING] + self.phases[_PREEMPTED] + self.phases[_SWAPPED]
+        running = self.phases[_PREFILL] + self.phases[_DECODE]
         row = [result.step, at_ms, result.num_batched_tokens, num_prompt_tokens]
         self.steps.append([*row, waiting, running, result.step_us])
+        request_of, changed, ends = self._request_of.get, self.changed, step.ends
         for row_number, handle in enumerate(step.handles):
-            request = self._request_of.get(handle)
-            if request is None:
-                continue
-            request.num_generated += 1
-            self.changed[request.number] = request
-            if (reason := step.ends.get(row_number)) is not None:
-                self._end_choice(request, handle, reason)
+            if (request := request_of(handle)) is not None:
+                request.num_generated += 1
+                changed[request.number] = request
+                if row_number in ends:
+                    self._end_choice(request, handle, ends[row_number])
         for found in result.beams:
             if (request := self._request_of.get(found.group)) is not None:
                 request.num_generated += 1
@@ -336,8 +343,9 @@ class EngineView:
         for handle in (*request.handles.values(), request.search, *request.beams):
             self._request_of.pop(handle, None)
         request.beams.clear()
-        request.hosts.clear()
-        self._own_hosts(request)
+        if request.hosts:
+            request.hosts.clear()
+            self._own_hosts(request)
 
     def _end_choice(self, request: RequestView, handle: int, reason: str) -> None:
         self._remove(handle)
@@ -350,11 +358,11 @@ class EngineView:
 
     def _end(self, request_id: str, reason: str) -> None:
         request = self.requests.get(request_id)
-        if request is None or request.phase is _P.ENDED:
+        if request is None or request.phase is _ENDED:
             return
         self._drop_handles(request)
         request.end = str(reason)
-        self._move(request, _P.ENDED)
+        self._move(request, _ENDED)
         text = f"#{request.number} ended after {request.num_generated} tokens: {request.end}"
         self._mark(MarkKind.ENDED, request.number, text)
         self._ended.append(request)
@@ -362,7 +370,7 @@ class EngineView:
             old = self._ended.popleft()
             if self.requests.get(old.request_id) is old:
                 del self.requests[old.request_id]
-                self.phases[_P.ENDED] -= 1
+                self.phases[_ENDED] -= 1
 
     def _move(self, request: RequestView, phase: RequestPhase) -> None:
         self.phases[request.phase] -= 1
@@ -375,11 +383,12 @@ class EngineView:
         sequence.request.sequences[sequence.handle] = sequence
         self._request_of[sequence.handle] = sequence.request
 
-    def _remove(self, handle: int) -> None:
+    def _remove(self, handle: int, is_preempted: bool = False) -> None:
         sequence = self.sequences.pop(handle, None)
         if sequence is not None:
             request = sequence.request
             request.sequences.pop(handle, None)
+            self.reuse.release(sequence, self._result_step, is_preempted)
             if request.search:
                 request.beams.add(handle)
 

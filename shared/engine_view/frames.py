@@ -134,9 +134,12 @@ class FrameSource:
             rows = [found.row() for found in view.changed.values()]
             if rows:
                 frame["requests"] = rows
+            if view.reuse.is_evicted.any():
+                frame["evicted"] = view.reuse.is_evicted.nonzero()[0].tolist()
             frame |= self._news(view)
         self.blocks, self._counts, self._view = blocks, counts, view
         view.changed.clear()
+        view.reuse.is_evicted[:] = False
         if not is_new and not frame:
             return None
         self._snapshot = ""
@@ -197,7 +200,8 @@ def counts_of(view: EngineView, blocks: Blocks) -> list[int]:
 
     Returns:
         Blocks used, cached, pinned without use, free, saved by sharing; tokens in used blocks;
-        requests waiting, running, preempted, swapped.
+        requests waiting, running, preempted, swapped; since the view's snapshot, blocks found in
+        the prefix cache, and evicted.
     """
     num_used = blocks.num_used
     num_cached = int(np.count_nonzero(view.is_cached & ~view.is_pinned))
@@ -210,6 +214,7 @@ def counts_of(view: EngineView, blocks: Blocks) -> list[int]:
         phases[RequestPhase.WAITING],
         phases[RequestPhase.PREFILL] + phases[RequestPhase.DECODE],
         *(phases[RequestPhase.PREEMPTED], phases[RequestPhase.SWAPPED]),
+        *(view.reuse.num_hits, view.reuse.num_evicted),
     ]
 
 

@@ -1,11 +1,12 @@
 """Sequences and requests of an engine's view."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from shared.codec import IntArray
-from shared.messages.plans import StepPlan
+from shared.messages.plans import Admission, StepPlan
 from shared.messages.snapshots import RequestPhase
 
 
@@ -40,6 +41,10 @@ class SequenceView:
     @table.setter
     def table(self, blocks: IntArray) -> None:
         self._table, self._packed = blocks.tolist(), blocks
+
+    def first_blocks(self, num_blocks: int) -> list[int]:
+        """At most the first ``num_blocks`` of the table."""
+        return self._table[:num_blocks]
 
     def grow(self, block: int) -> None:
         """Append a block."""
@@ -129,3 +134,15 @@ class RequestView:
         for handle, sequence in self.sequences.items():
             blocks = [host_of[block] for block in sequence.table.tolist() if block in host_of]
             self.hosts[handle] = np.array(blocks, np.int32)
+
+
+def preempted_search(requests: Iterable[RequestView], admission: Admission) -> RequestView | None:
+    """The beam search of a beam that came of a result after the search was preempted."""
+    found = (
+        request
+        for request in requests
+        if request.search
+        and request.num_prompt_tokens == admission.num_prompt_tokens
+        and request.phase not in (RequestPhase.DECODE, RequestPhase.ENDED)
+    )
+    return min(found, key=lambda one: (one.priority, one.accepted_ms), default=None)

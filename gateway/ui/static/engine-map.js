@@ -4,6 +4,8 @@ import { KIND } from "./engine-state.js";
 import { css, rgbOfRequest, theme } from "./engine-colours.js";
 
 const FLASH_MS = 450;
+const EVICTED_MS = 900; // how long an evicted block has an outline
+const calm = matchMedia("(prefers-reduced-motion: reduce)");
 const GAP_FROM = 6; // px of a cell that has a gap, a level and marks
 
 export class BlockMap {
@@ -15,6 +17,7 @@ export class BlockMap {
     this.cursor = -1;
     this.selected = 0; // request that is emphasized
     this.flashes = new Map(); // block -> time
+    this.evictions = new Map(); // block -> time
     this.isStale = true;
     this.num = 0;
     canvas.addEventListener("pointermove", event => this.point(this.blockAt(event)));
@@ -72,18 +75,23 @@ export class BlockMap {
       this.layout();
     }
     const changed = this.isHost ? state.changedHosts : state.changed;
-    if (changed && changed.length < 20_000) for (const block of changed) this.flashes.set(block, now);
+    if (changed && changed.length < 20_000 && !calm.matches) for (const block of changed) this.flashes.set(block, now);
+    if (!this.isHost) {
+      for (const block of state.evicted) this.evictions.set(block, now);
+      state.evicted.clear();
+    }
     this.isStale = true;
   }
 
   // Draws if there is anything new; returns whether an animation goes on.
   draw(state, now) {
-    if (!this.num || !this.cell || (!this.isStale && !this.flashes.size)) return false;
+    if (!this.num || !this.cell || (!this.isStale && !this.flashes.size && !this.evictions.size)) return false;
     this.isStale = false;
     if (this.cell < GAP_FROM) this.drawPixels(state, now);
     else this.drawCells(state, now);
     for (const [block, since] of this.flashes) if (now - since > FLASH_MS) this.flashes.delete(block);
-    return this.flashes.size > 0;
+    for (const [block, since] of this.evictions) if (now - since > EVICTED_MS) this.evictions.delete(block);
+    return this.flashes.size > 0 || this.evictions.size > 0;
   }
 
   get firstRow() {
@@ -135,6 +143,7 @@ export class BlockMap {
         pixels.fill(value, row * viewWidth + x, row * viewWidth + x + cell);
     }
     context.putImageData(image, 0, 0);
+    this.drawEvictions(now, colours, firstRow);
     this.drawCursor(colours, firstRow);
   }
 
@@ -154,6 +163,7 @@ export class BlockMap {
       const shrink = Math.round(inner * 0.22 * left * left); // what changed grows into its place
       this.drawCell(state, block, x + shrink, y + shrink, inner - 2 * shrink, colours);
     }
+    this.drawEvictions(now, colours, firstRow);
     this.drawCursor(colours, firstRow);
   }
 
@@ -196,6 +206,20 @@ export class BlockMap {
     context.strokeStyle = css(colours.text);
     context.lineWidth = line;
     context.strokeRect(x + line / 2, y + line / 2, size - line, size - line);
+  }
+
+  // An outline that fades; with reduced motion it stays as it is until it ends.
+  drawEvictions(now, colours, firstRow) {
+    const { cell, columns, context } = this;
+    const line = Math.max(1, Math.round(cell / 8));
+    context.lineWidth = line;
+    for (const [block, since] of this.evictions) {
+      const y = (Math.floor(block / columns) - firstRow) * cell;
+      const left = 1 - (now - since) / EVICTED_MS;
+      if (left <= 0 || y < 0 || y > this.viewHeight) continue;
+      context.strokeStyle = css(colours.wrong, calm.matches ? 1 : Math.min(1, 1.5 * left));
+      context.strokeRect((block % columns) * cell + line / 2, y + line / 2, Math.max(1, cell - line), Math.max(1, cell - line));
+    }
   }
 
   drawCursor(colours, firstRow) {

@@ -4,7 +4,7 @@ export const KIND = { FREE: 0, USED: 1, PREFIX: 2, FORK: 3, BEAM: 4, CACHED: 5, 
 export const KIND_NAMES = ["free", "in use", "shared prefix", "shared by choices", "shared by beams", "cached, free"];
 export const PHASE = { WAITING: 0, PREFILL: 1, DECODE: 2, PREEMPTED: 3, SWAPPED: 4, ENDED: 5 };
 export const PHASE_NAMES = ["waiting", "prefill", "decode", "preempted", "swapped out", "ended"];
-const COUNTS = ["used", "cached", "pinned", "free", "saved", "tokens", "waiting", "running", "preempted", "swapped"];
+const COUNTS = ["used", "cached", "pinned", "free", "saved", "tokens", "waiting", "running", "preempted", "swapped", "found", "evicted"];
 const MOST_SPANS = 4000; // of all requests together
 const MOST_POINTS = 3000;
 const MOST_MARKS = 4000;
@@ -31,6 +31,7 @@ export class EngineState {
     this.steps = []; // {step, at, tokens, prompt, waiting, running, us}
     this.points = []; // {at, used, tokens, cached, pinned, waiting, running}
     this.marks = [];
+    this.evicted = new Set(); // cached blocks taken for other content, until a map has shown them
   }
 
   snapshot(data) {
@@ -73,6 +74,7 @@ export class EngineState {
     this.at = data.at;
     this.changed = [];
     this.changedHosts = [];
+    for (const block of data.evicted ?? []) this.evicted.add(block);
     if (data.blocks) {
       const [where, owners, columns, references, filled, kinds] = data.blocks;
       where.forEach((block, i) => {
@@ -148,6 +150,14 @@ export class EngineState {
   takeMarks(rows) {
     for (const [kind, at, step, number, text] of rows) this.marks.push({ kind, at, step, number, text });
     if (this.marks.length > MOST_MARKS) this.marks.splice(0, MOST_MARKS / 4);
+  }
+
+  // How much a count that only grows grew since a time; it starts again with an epoch.
+  growthOf(name, since) {
+    let grown = 0;
+    for (let i = this.points.length - 1; i > 0 && this.points[i].at > since; i--)
+      grown += Math.max(0, this.points[i][name] - this.points[i - 1][name]);
+    return grown;
   }
 
   nameOf(number) {

@@ -90,6 +90,8 @@ function showWords() {
   byId("engine-numbers").replaceChildren(...Object.entries(numbers).map(([name, value]) =>
     make("div", {}, make("dt", {}, name), make("dd", {}, String(value)))));
   showOccupancy(counts, numBlocks, blockSize);
+  const since = (past.isOn ? past.at : Math.max(live.at, Date.now() + clockOffsetMs)) - 1000;
+  byId("reuse").textContent = `last second: prefix hits ${state.growthOf("found", since)} · evictions ${state.growthOf("evicted", since)}`;
   byId("map").setAttribute("aria-label", `KV blocks: ${counts.used} of ${numBlocks} in use by ${counts.running} running requests, ${counts.cached} cached, ${counts.free} free`);
   if (byId("request-list").open) showTable();
 }
@@ -283,6 +285,7 @@ function toLive() {
   byId("to-live").disabled = byId("play").disabled = true;
   byId("moment-text").textContent = "now";
   byId("moment").value = byId("moment").max;
+  live.evicted.clear();
   for (const map of maps) map.update(Object.assign(live, { changed: null, changedHosts: null }), 0);
   onStatus("live", "");
   wordsDueMs = 0;

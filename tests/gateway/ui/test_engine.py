@@ -1,5 +1,6 @@
 """The engine's view in a real browser, beside a scheduler core whose logs it shows."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,11 @@ async def test_the_map_shows_what_the_gauges_have_under_load_and_at_rest(
     await browser.until(
         "return document.getElementById('engine').dataset.cached == arguments[0]", cached
     )
+    found = await shown(browser, logged.engine.core.planned_step)
+    assert int(found["found"]) > 10
+    assert int(found["evicted"]) > 10
+    words = await browser.until("return document.getElementById('reuse').textContent")
+    assert re.fullmatch(r"last second: prefix hits \d+ · evictions \d+", words)
     assert await browser.errors() == []
 
 

@@ -8,6 +8,8 @@ from itertools import count
 import numpy as np
 import pytest
 
+from scheduler_svc.core.blocks.block_pool import BlockPool
+from scheduler_svc.core.events import Admitted
 from scheduler_svc.core.sequences.sequence import WAITING
 from shared.bus.api import Entry, EntryId
 from shared.engine_view.frames import CACHED, PREFIX, FrameSource, blocks_of, counts_of
@@ -122,6 +124,99 @@ def test_the_view_of_plans_and_outputs_equals_the_state_of_the_core(
     assert follower.view.num_marks > 45
     kinds = {mark.kind.value for mark in follower.view.marks}
     assert ("swapped" if preemption == "swap" else "preempted") in kinds
+
+
+class CountedReuse:
+    """What the core says of its prefix cache while a random load runs: the view's counts beside it.
+
+    Args:
+        has_snapshots: whether the follower reads one before each plan.
+    """
+
+    def __init__(self, seed: int, preemption: str, has_beams: bool, has_snapshots: bool) -> None:
+        rng = random.Random(seed)
+        self.engine = ViewedEngine(preemption=preemption)
+        self.num_evicted = self.num_reused_tokens = 0
+        self._count_evictions(self.engine.core._tables.pool)
+        follower = Follower(self.engine)
+        for number in range(60):
+            message = asked(rng, number)
+            if number < 45 and (has_beams or message.sampling.beams is None):
+                self.engine.ask(message)
+            for _ in range(rng.randrange(4) if number < 59 else 500):
+                if has_snapshots:
+                    self.engine.snapshot()
+                    follower.follow()
+                if not self.engine.step():
+                    break
+                follower.follow()
+                found = self.engine.core.take_events()
+                self.num_reused_tokens += sum(
+                    one.num_reused for one in found if isinstance(one, Admitted)
+                )
+        assert follower.view is not None
+        assert self.engine.core.num_requests == 0
+        self.view = follower.view
+
+    def _count_evictions(self, pool: BlockPool) -> None:
+        evict = pool._evict
+
+        def counted(count: int) -> None:
+            self.num_evicted += count
+            evict(count)
+
+        pool._evict = counted  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_found_and_evicted_blocks_equal_those_of_the_core(seed: int) -> None:
+    counted = CountedReuse(seed, "recompute", has_beams=False, has_snapshots=False)
+    reuse = counted.view.reuse
+    assert reuse.num_evicted == counted.num_evicted > 100
+    assert reuse.num_hits * counted.engine.config.block_size == counted.num_reused_tokens > 100
+
+
+def test_evicted_blocks_are_nearly_those_of_the_core_with_beams_and_swaps() -> None:
+    counted = CountedReuse(1, "swap", has_beams=True, has_snapshots=True)
+    assert counted.view.reuse.num_evicted == pytest.approx(counted.num_evicted, rel=0.05)
+    swapped_in = [mark for mark in counted.view.marks if mark.kind == "readmitted"]
+    assert swapped_in
+    hits = counted.view.reuse.num_hits * counted.engine.config.block_size
+    assert 0 < hits < counted.num_reused_tokens, "what was swapped in was not found"
+
+
+def test_a_frame_has_the_blocks_that_were_evicted_not_those_that_were_found() -> None:
+    engine = ViewedEngine(num_blocks=4)
+    follower, source = Follower(engine), FrameSource()
+    assert follower.view is not None
+    source.advance(follower.view)
+
+    def served(name: str, prompt: list[int]) -> tuple[list[int], list[int]]:
+        engine.ask(submit(name, prompt, max_tokens=1))
+        while engine.step():
+            pass
+        follower.follow()
+        assert follower.view is not None
+        frame = json.loads(source.advance(follower.view) or "{}")
+        return json.loads(source.snapshot())["counts"][-2:], frame.get("evicted", [])
+
+    assert served("a", [1] * 9) == ([0, 0], [])
+    cached = engine.core._tables.pool.cached_blocks()
+    assert len(cached) == 2
+    assert served("b", [1] * 9) == ([2, 0], [])
+    assert served("c", [2] * 13) == ([2, 2], sorted(cached))
+
+
+def test_nothing_is_evicted_where_nothing_is_cached() -> None:
+    engine = ViewedEngine(num_blocks=4, prefix_caching=False)
+    follower = Follower(engine)
+    for number in range(3):
+        engine.ask(submit(f"r{number}", [number + 1] * 9, max_tokens=1))
+        while engine.step():
+            pass
+    follower.follow()
+    assert follower.view is not None
+    assert (follower.view.reuse.num_hits, follower.view.reuse.num_evicted) == (0, 0)
 
 
 def test_counts_at_rest_equal_the_gauges_once_a_snapshot_is_read() -> None:
