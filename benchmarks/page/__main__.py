@@ -1,10 +1,10 @@
 """What the page costs: in the browser, and the server that it looks at.
 
-    python -m benchmarks.page [drawing] [viewers] [--blocks 4096 100000] [--model demo] [--rounds 5]
+    python -m benchmarks.page [drawing] [viewers] [--blocks 4096 100000] [--model demo] [--rounds 7]
 
 *drawing*: a headless Chromium shows a pool in which much happens, at ten updates a second.
-*viewers*:
-tokens per second of a server with five open feeds and with none, in turns.
+*viewers*: tokens per second of a server with one and five open feeds and with none, in turns, and
+the processor time of its services.
 """
 
 import argparse
@@ -34,9 +34,9 @@ def main() -> int:
     add("--blocks", type=int, nargs="+", default=[4_096, 100_000])
     add("--model", default="demo", help="as for scripts/serve")
     add("--streams", type=int, default=16)
-    add("--viewers", type=int, default=5)
-    add("--rounds", type=int, default=5)
-    add("--seconds", type=float, default=8.0, help="of a round, and of drawing")
+    add("--viewers", type=int, nargs="+", default=[1, 5])
+    add("--rounds", type=int, default=7, help="windows of each number of viewers")
+    add("--seconds", type=float, default=4.0, help="of a window, and of drawing")
     args, flags = parser.parse_known_args()
     try:
         if "drawing" in args.parts:
@@ -59,7 +59,7 @@ def _drawn(args: argparse.Namespace) -> dict[str, dict[str, float]]:
     return found
 
 
-def _looked_at(args: argparse.Namespace, flags: list[str]) -> dict[str, viewers.Rates]:
+def _looked_at(args: argparse.Namespace, flags: list[str]) -> viewers.Measured:
     port = free_port()
     with tempfile.TemporaryDirectory() as folder:
         flags = [*flags, "--model", args.model, "--num-blocks", "4096"]
