@@ -1,7 +1,7 @@
 // The chat: connects the page's controls, the conversation and the API.
 
 import { AnswerStream, listModels } from "./api.js";
-import { addChunk, Conversation, keyStore, NUMBERS, settingsStore } from "./conversation.js";
+import { addChunk, Conversation, JSON_TEXTS, keyStore, NUMBERS, settingsStore } from "./conversation.js";
 import { asCurl, asPython } from "./snippets.js";
 import { byId, make, MessageView, showAlternatives } from "./view.js";
 
@@ -30,14 +30,31 @@ function settings() {
     const { value } = byId(name);
     if (value !== "") found[name] = Number(value);
   }
+  for (const name of JSON_TEXTS) found[name] = byId(name).value.trim();
   return found;
+}
+
+// Lets the browser say what is wrong with a text that should be JSON.
+function checkJson(name) {
+  const text = byId(name).value.trim();
+  let problem = "";
+  try {
+    const value = text ? JSON.parse(text) : null;
+    if (text && Array.isArray(value) !== (name === "tools"))
+      problem = name === "tools" ? "Expected a list of tools." : "Expected an object.";
+  } catch (error) {
+    problem = `This is no JSON: ${error.message}`;
+  }
+  byId(name).setCustomValidity(problem);
+  if (problem) byId("formats").open = byId("settings").open = true; // or it could not be shown
 }
 
 function restoreSettings() {
   const kept = settingsStore.read();
   byId("system").value = kept.system ?? "";
   byId("logprobs").checked = kept.logprobs ?? false;
-  for (const name of NUMBERS) byId(name).value = kept[name] ?? "";
+  for (const name of [...NUMBERS, ...JSON_TEXTS]) byId(name).value = kept[name] ?? "";
+  byId("formats").open = JSON_TEXTS.some(name => kept[name]);
   byId("key").value = keyStore.read();
   byId("settings").open = matchMedia("(min-width: 721px)").matches;
 }
@@ -71,7 +88,7 @@ function actionsOf(answer) {
 }
 
 function show(message) {
-  const view = new MessageView(message, message.role === "user" ? [] : actionsOf(message));
+  const view = new MessageView(message, message.role === "assistant" ? actionsOf(message) : []);
   log.append(view.element);
   log.scrollTop = log.scrollHeight;
   return view;
@@ -103,6 +120,14 @@ function setRunning(stream) {
   running = stream;
   byId("send").hidden = Boolean(stream);
   byId("stop").hidden = !stream;
+  invite();
+}
+
+// Asks for a message, or for the result of a call.
+function invite() {
+  const [call] = conversation.openCalls;
+  const what = call && !running ? `Result of ${call.name}` : "Message";
+  byId("prompt").placeholder = `${what} (Enter sends, Shift+Enter starts a line)`;
 }
 
 function ask() {
@@ -174,6 +199,7 @@ async function resume(answer, view) {
 
 function restore() {
   const views = conversation.messages.map(show);
+  invite();
   const answer = conversation.last;
   if (!answer?.at) return;
   if (answer.at.url) return resume(answer, views.at(-1));
@@ -188,11 +214,14 @@ byId("composer").addEventListener("submit", event => {
   event.preventDefault();
   const text = byId("prompt").value;
   if (running || !text.trim()) return;
+  JSON_TEXTS.forEach(checkJson);
   if (!byId("settings-form").reportValidity()) return;
   byId("prompt").value = "";
-  conversation.messages.push({ role: "user", text });
+  const [call] = conversation.openCalls;
+  conversation.messages.push(call ? { role: "tool", text, call: call.id, name: call.name } : { role: "user", text });
   show(conversation.last);
-  ask();
+  if (conversation.openCalls.length) invite();
+  else ask();
 });
 byId("prompt").addEventListener("keydown", event => {
   if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
@@ -213,6 +242,7 @@ byId("new").addEventListener("click", async () => {
   await running?.stop();
   conversation.clear();
   log.replaceChildren();
+  invite();
   byId("prompt").focus();
 });
 byId("settings-form").addEventListener("submit", event => event.preventDefault());

@@ -28,12 +28,14 @@ export class MessageView {
   constructor(message, actions = []) {
     this.message = message;
     this.text = make("div", { class: "text" });
-    const isUser = message.role === "user";
+    const isAnswer = message.role === "assistant";
+    const heads = { user: "You", assistant: "Model", tool: `Result of ${message.name}` };
     this.element = make("article", { class: `message ${message.role}` },
-      make("h2", {}, isUser ? "You" : "Model"));
-    if (!isUser) {
+      make("h2", {}, heads[message.role]));
+    if (isAnswer) {
       this.reasoning = make("div", { class: "text" });
       this.folded = make("details", { class: "reasoning", hidden: "" }, make("summary", {}, "Reasoning"), this.reasoning);
+      this.calls = make("div", { class: "calls" });
       this.numbers = make("span", { class: "numbers" });
       this.notice = make("div", { class: "notice", hidden: "" });
       this.buttons = actions.map(([label, act]) => {
@@ -41,7 +43,7 @@ export class MessageView {
         button.addEventListener("click", act);
         return button;
       });
-      this.element.append(this.folded, this.text, this.notice,
+      this.element.append(this.folded, this.text, this.calls, this.notice,
         make("div", { class: "about" }, this.numbers, ...this.buttons));
     } else this.element.append(this.text);
     if (message.pieces?.length) message.pieces.forEach(piece => this.addPiece(piece));
@@ -71,7 +73,11 @@ export class MessageView {
   }
 
   update() {
-    if (this.message.role === "user") return;
+    if (this.message.role !== "assistant") return;
+    this.message.calls?.forEach((call, index) => {
+      const box = this.calls.children[index] ?? this.calls.appendChild(make("pre"));
+      box.textContent = `${call.name}(${call.arguments})`;
+    });
     this.numbers.textContent = numbersOf(this.message);
     this.notice.textContent = this.message.notice;
     this.notice.hidden = !this.message.notice;

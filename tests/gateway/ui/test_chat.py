@@ -1,8 +1,11 @@
 """The chat in a real browser, beside a gateway whose engine the test plays."""
 
+import json
+
 from benchmarks.page.browser import ENTER, ESCAPE, SHIFT, Browser
 from shared.messages.endings import EndFlag
 from shared.messages.requests import Abort, Attach, Submit
+from tests.gateway.answers.tool_models import demo_tokenizer
 from tests.gateway.conftest import MakeStage, Stage
 from tests.gateway.event_streams import tokens_of
 from tests.gateway.fake_engine import scores
@@ -153,6 +156,50 @@ async def test_settings_reach_the_engine_and_scores_are_shown(
     await browser.shows(stage.tokenizer.decode([other]))
     assert await browser.run("return document.activeElement.id") == "prompt"
     assert await browser.run("return document.querySelectorAll('.message').length") == 2
+    assert await browser.errors() == []
+
+
+async def test_json_is_asked_for_and_a_tool_is_called_and_its_result_is_sent(
+    make_stage: MakeStage, browser: Browser
+) -> None:
+    template = (
+        "{% for one in messages %}{{ one.role }} {{ one.content }}"
+        "{% for call in one.tool_calls or [] %} calls {{ call.function.arguments.a }}{% endfor %}|"
+        "{% endfor %}{{ 'with tools' if tools }}"
+    )
+    stage = await make_stage(tokenizer=demo_tokenizer(template), tool_call_parser="hermes")
+    await open_page(stage, browser)
+    await browser.click("#formats summary")
+    await browser.write("#schema", '["no object"]')
+    await browser.write("#prompt", f"Hello{ENTER}")
+    problem = await browser.run("return document.getElementById('schema').validationMessage")
+    assert problem == "Expected an object."
+    fill = "document.getElementById(arguments[0]).value = arguments[1]"
+    await browser.run(fill, "schema", '{"type": "integer"}')
+    submit = await asked(stage, browser, "")
+    assert '"integer"' in submit.sampling.grammar
+    await stage.engine.generate(submit, tokens_of(stage, "12"))
+    await ended(browser)
+
+    await browser.run(fill, "schema", "")
+    tool = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+    await browser.run(fill, "tools", json.dumps([tool]))
+    submit = await asked(stage, browser, "Add")
+    assert submit.sampling.grammar == ""
+    calls = [f'<tool_call>{{"name": "add", "arguments": {{"a": {n}}}}}</tool_call>' for n in (1, 2)]
+    await stage.engine.generate(submit, tokens_of(stage, "".join(calls)), EndFlag.STOP)
+    assert "finish: tool_calls" in await ended(browser)
+    await browser.shows('add({"a": 2})')
+    assert await browser.run(
+        "return document.getElementById('prompt').placeholder.slice(0, 13)"
+    ) == ("Result of add")
+    await browser.write("#prompt", f"three{ENTER}")
+    submit = await asked(stage, browser, "four")
+    prompt = stage.tokenizer.decode(submit.prompt.tolist())
+    assert prompt.endswith(" calls 1 calls 2|tool three|tool four|with tools")
+    await stage.engine.generate(submit, tokens_of(stage, "Seven"))
+    await ended(browser)
+    await browser.shows("Seven")
     assert await browser.errors() == []
 
 
