@@ -49,7 +49,7 @@ class Streams:
                         self._client.close(event.request_id, queue)
                         left.discard(event.request_id)
                 if bus is not None and delete and any(map(len, tokens.values())):
-                    await bus._execute(*delete)
+                    await bus._execute(delete[-1], *delete)
                     delete = ()
         assert not delete, "all had ended before anything was deleted"
         return tokens

@@ -52,7 +52,7 @@ class Stage:
             def client(bus: Any, engine_id: str, on_released: Any) -> EngineClient:
                 return EngineClient(bus, engine_id, files.name, "gateway", metrics, (), 30.0)
 
-            connect = lambda _: MemoryBus(lambda: 0)  # noqa: E731
+            connect = lambda _url, _engine_id: MemoryBus(lambda: 0)  # noqa: E731
             return Fleet(
                 *(directory, files.name, metrics, connect, client),
                 retention_s=self.settings.model_retention,
