@@ -184,7 +184,7 @@ def main() -> None:
                 began_s = time.monotonic()
                 with running(name, model, options, args.start_s) as url:
                     console.print(f"ready after {time.monotonic() - began_s:.0f} s")
-                    time.sleep(args.settle_s)
+                    time.sleep(args.settle_s)  # ours takes the memory of its pool after it is ready
                     rounds[name].append(measure(url, name, model, load))
             except (NotServed, LoadFailed) as error:
                 console.print(str(error), style="red", markup=False)

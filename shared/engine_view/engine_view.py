@@ -11,7 +11,7 @@ from shared.engine_view.block_reuse import BlockReuse
 from shared.engine_view.marks import Mark, MarkKind, words_of_epoch, words_of_preemption
 from shared.engine_view.sequences import RequestView, SequenceView, preempted_search
 from shared.messages.outputs import BeamsEnded, ChoiceEnded, RequestEnded, RequestState
-from shared.messages.plans import Admission, EpochStarted, StepPlan
+from shared.messages.plans import Admission, EpochStarted, PlannedPreemption, StepPlan
 from shared.messages.snapshots import PoolSnapshot, RequestPhase, RequestSnapshot
 from shared.outputs_log.events import OutputsEvent, Step
 
@@ -119,7 +119,7 @@ class EngineView:
         self.step, self.now_ms = plan.step, max(self.now_ms, plan.now_ms)
         sequences = self.sequences
         for preemption in plan.preemptions:
-            self._preempt(plan, preemption.request_id)
+            self._preempt(plan, preemption)
         retired = {handle: sequences.get(handle) for handle in plan.retired.tolist()}
         self._drop_retired(retired)
         for beams in plan.beams:
@@ -160,9 +160,8 @@ class EngineView:
             if (sequence := self.sequences.get(handle)) is not None:
                 sequence.replace(column, block)
 
-    def _preempt(self, plan: StepPlan, request_id: str) -> None:
-        found = next(one for one in plan.preemptions if one.request_id == request_id)
-        request = self.requests.get(request_id)
+    def _preempt(self, plan: StepPlan, found: PlannedPreemption) -> None:
+        request = self.requests.get(found.request_id)
         if request is None:
             return
         is_swap = found.kind == "swap"

@@ -96,7 +96,6 @@ class Fusion:
         return {name: count for name, count in found.items() if isinstance(count, int)}
 
 
-@torch.inference_mode()
 def find_kernels(dtype: torch.dtype) -> CpuLayers | None:
     """The kernels for layers of a type on this CPU; None: there are none."""
     instructions = detect()
@@ -105,6 +104,7 @@ def find_kernels(dtype: torch.dtype) -> CpuLayers | None:
     return CpuLayers(instructions, LibraryTrial(find_library(instructions)))
 
 
+@torch.inference_mode()
 def fuse(
     model: nn.Module, kernels: CpuLayers, dtype: torch.dtype, attention: Iterable[nn.Module] = ()
 ) -> Fusion:

@@ -68,13 +68,16 @@ class DeferredFusedRotary(FusedRotary):
     Args:
         fused: rotates queries and keys at once.
         module: whose queries and keys they are.
+
+    Attributes:
+        was_taken: whether the attention has taken something: it is otherwise rotated at once.
     """
 
     def __init__(self, fused: FusedRotary, module: nn.Module) -> None:
         super().__init__(fused._own, fused._rotate)
         self._module = module
         self._deferred: tuple[torch.Tensor, torch.Tensor, Rotation] | None = None
-        self._num_taken = 0
+        self.was_taken = False
 
     def __call__(
         self,
@@ -96,7 +99,7 @@ class DeferredFusedRotary(FusedRotary):
         deferred, self._deferred = self._deferred, None
         if deferred is None:
             return None
-        self._num_taken += 1
+        self.was_taken = True
         if query is not deferred[0] or key is not deferred[1]:
             raise ModelUnsupported("the model changes queries or keys after their rotary embedding")
         return deferred[2]
@@ -110,11 +113,6 @@ class DeferredFusedRotary(FusedRotary):
     def is_left(self) -> bool:
         """Whether the attention has not taken what was left to it."""
         return self._deferred is not None
-
-    @property
-    def was_taken(self) -> bool:
-        """Whether the attention has taken something: it is otherwise rotated at once."""
-        return self._num_taken > 0
 
 
 class RotaryReplacer:
